@@ -226,7 +226,7 @@ def _sums(gradient: Tensor, input: Tensor, mean: Tensor, inverse: Tensor) -> tup
 
 
 def _summed(values: Tensor, name: str, process_set: ProcessSet) -> Tensor:
-    return TENSORS.one(Operation("allreduce", name, process_set, Sum), values, waits=True).wait()
+    return TENSORS.now(Operation("allreduce", name, process_set, Sum), values)
 
 
 def _wide_dtype(values: Tensor) -> torch.dtype:

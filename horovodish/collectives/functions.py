@@ -136,7 +136,7 @@ class Collectives(Generic[GivenT, ResultT]):
             name, identity = identified(operation)
             with RefuseOnError("allreduce", name, identity):
                 operation = checked_codec(compression).applied(checked(operation._replace(name=name)))
-        return self._adapter.one(operation, tensor, waits=True).wait()
+        return self._adapter.now(operation, tensor)
 
     def allreduce_async(
         self,
@@ -175,7 +175,7 @@ class Collectives(Generic[GivenT, ResultT]):
         operation = Operation(
             "allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True
         )
-        self._adapter.one(operation, tensor, waits=True).wait()
+        self._adapter.now(operation, tensor)
         return tensor
 
     def allreduce_async_(
@@ -293,7 +293,7 @@ class Collectives(Generic[GivenT, ResultT]):
             >>> hvd.allgather(numpy.full(hvd.rank() + 1, hvd.rank()))  # on 3 ranks
             array([0, 1, 1, 2, 2, 2])
         """
-        return self._adapter.one(Operation("allgather", name, process_set), tensor, waits=True).wait()
+        return self._adapter.now(Operation("allgather", name, process_set), tensor)
 
     def allgather_async(
         self, tensor: GivenT, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -353,9 +353,7 @@ class Collectives(Generic[GivenT, ResultT]):
             >>> hvd.broadcast(numpy.full(2, hvd.rank()), root_rank=1)  # on any rank
             array([1, 1])
         """
-        return self._adapter.one(
-            Operation("broadcast", name, process_set, root_rank=root_rank), tensor, waits=True
-        ).wait()
+        return self._adapter.now(Operation("broadcast", name, process_set, root_rank=root_rank), tensor)
 
     def broadcast_async(
         self, tensor: GivenT, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
@@ -370,9 +368,7 @@ class Collectives(Generic[GivenT, ResultT]):
 
         `tensor` is writable and contiguous. After an error its contents are undefined, except on the root.
         """
-        self._adapter.one(
-            Operation("broadcast", name, process_set, root_rank=root_rank, in_place=True), tensor, waits=True
-        ).wait()
+        self._adapter.now(Operation("broadcast", name, process_set, root_rank=root_rank, in_place=True), tensor)
         return tensor
 
     def broadcast_async_(
@@ -455,7 +451,7 @@ class Collectives(Generic[GivenT, ResultT]):
             array([0, 2])
         """
         operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
-        return self._adapter.one(operation, tensor, waits=True).wait()
+        return self._adapter.now(operation, tensor)
 
     def reducescatter_async(
         self,

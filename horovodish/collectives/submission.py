@@ -66,7 +66,7 @@ class Handle(Generic[T]):
     It may be dropped: the operation goes on, and its tensors stay alive until it is done.
     """
 
-    __slots__ = ("_current_stream", "_finish", "_native", "_value", "name")
+    __slots__ = ("_current_stream", "_finish", "_value", "name", "native")
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Handle(Generic[T]):
         current_stream: Callable[[], int] | None = None,
     ):
         self.name = name
-        self._native = native
+        self.native = native
         self._finish = finish
         self._current_stream = current_stream
         self._value: T = _UNKNOWN
@@ -86,11 +86,11 @@ class Handle(Generic[T]):
 
     def poll(self) -> bool:
         """Whether the operation has ended, in a result or an error. Never blocks."""
-        return self._native.poll()
+        return self.native.poll()
 
     def settles_within(self, seconds: float) -> bool:
         """Wait at most this long, and say whether the operation has ended. Ctrl-C interrupts after this time only."""
-        return self._native.wait(seconds)
+        return self.native.wait(seconds)
 
     def wait(self) -> T:
         """Wait for the operation and give its result; Ctrl-C interrupts the wait, and it may be called again.
@@ -106,23 +106,33 @@ class Handle(Generic[T]):
                 this has returned a result, and then the next call raises.
             ForkedProcessError: in a forked child, when the operation was under way at the fork.
         """
-        native = self._native
+        native = self.native
         if self._value is not _UNKNOWN:
             if self._current_stream is None:
                 return self._value
             if native.error() is None:  # the operation may have been lost since an earlier call
                 native.order_after(self._current_stream())
                 return self._value
-        while not native.wait(WAIT_SLICE_SECONDS):
-            pass
-        error = native.error()
-        if self._current_stream is not None and error is None:
-            native.order_after(self._current_stream())
-        native.release()
-        if error is not None:
-            raise from_native(*error)
+        settle(native, self._current_stream)
         self._value = self._finish(native)
         return self._value
+
+
+def settle(native: _native.Handle, current_stream: Callable[[], int] | None = None) -> None:
+    """Wait for an operation, and let go of its memory. Ctrl-C interrupts the wait, and it may be called again.
+
+    Raises:
+        HorovodInternalError: the operation failed.
+        ForkedProcessError: as `Handle.wait`.
+    """
+    while not native.wait(WAIT_SLICE_SECONDS):
+        pass
+    error = native.error()
+    if current_stream is not None and error is None:
+        native.order_after(current_stream())
+    native.release()
+    if error is not None:
+        raise from_native(*error)
 
 
 def poll(handle: Handle[Any]) -> bool:
@@ -176,7 +186,7 @@ def cancel(handle: Handle[Any]) -> bool:
     Returns:
         False if it goes on: it has begun to move or has ended, or is a collective.
     """
-    return handle._native.cancel()
+    return handle.native.cancel()
 
 
 def _checked(handle: Handle[T]) -> Handle[T]:

@@ -36,6 +36,9 @@ class _Waiting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._native, name)
 
+    def again(self, *arguments: Any) -> _Waiting:
+        return _Waiting(self._native.again(*arguments), self._world)
+
     def wait(self, seconds: float) -> bool:
         if not self._native.poll():
             self._world.pause(testing.clock() + seconds, self._native.poll)

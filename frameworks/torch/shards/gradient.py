@@ -77,4 +77,4 @@ def _unscale(gradients: Sequence[ShardedGradient], found_inf: Tensor, inv_scale:
     if pieces:
         _AMP(pieces, found_inf, inv_scale)
     operation = Operation("allreduce", None, gradients[0].process_set, Max)
-    found_inf.copy_(TENSORS.one(operation, found_inf.detach().cpu(), waits=True).wait())
+    found_inf.copy_(TENSORS.now(operation, found_inf.detach().cpu()))

@@ -208,7 +208,7 @@ def clip(shards: Shards, max_norm: float, norm_type: float) -> Tensor:
     else:
         own_norm = sum(norm**norm_type for norm in norms)
     operation = Operation("allreduce", None, shards.process_set, Max if is_max else Sum)
-    total = float(TENSORS.one(operation, torch.tensor(own_norm, dtype=torch.float64), waits=True).wait())
+    total = float(TENSORS.now(operation, torch.tensor(own_norm, dtype=torch.float64)))
     norm = torch.tensor(total if is_max else total ** (1.0 / norm_type))
     scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
     for piece in pieces:

@@ -76,6 +76,9 @@ void let_go_of_owners() {
 // A handle together with its engine, which a wait drives. The engine outlives the handles that Python holds.
 struct PyHandle {
   std::shared_ptr<Engine> engine;
+  std::shared_ptr<const Request> request;
+  std::shared_ptr<const std::string> signature;  // of the request
+  int process_set;
   std::shared_ptr<Handle> handle;
   std::optional<uintptr_t> stream;  // on which a device's memory was handed over
   std::shared_ptr<Owner> memory;  // null after release()
@@ -117,6 +120,18 @@ void settle_launched(Engine& engine) {
   }
 }
 
+PyHandle submitted(const std::shared_ptr<Engine>& engine, std::shared_ptr<Operation> operation,
+                   std::optional<uintptr_t> stream, bool waits, nb::object owner) {
+  const auto memory = owned(std::move(owner));
+  operation->memory = memory;
+  if (stream) operation->ready.push_back(Device::get(operation->request->device).record(*stream));
+  PyHandle submitted{
+      engine, operation->request, operation->signature, operation->process_set, operation->handle, stream, memory};
+  const WithoutGil without_gil(*engine);
+  engine->enqueue(std::move(operation), waits);
+  return submitted;
+}
+
 // `tensors`: source, target, dtype and shape of each. `family`: its name, members, structure and run.
 PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::string& name, int op, double prescale,
                  double postscale, int root,
@@ -149,16 +164,29 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
     add_member(*request, buffers, member_of(its_name, static_cast<DType>(dtype), shape),
                {reinterpret_cast<const std::byte*>(source), reinterpret_cast<std::byte*>(target), splits});
   }
-  auto operation = operation_of(std::move(request), std::move(buffers), process_set, engine->make_handle());
-  const auto memory = owned(std::move(owner));
-  operation->memory = memory;
-  if (stream) operation->ready.push_back(Device::get(device).record(*stream));
-  const auto handle = operation->handle;
-  {
-    const WithoutGil without_gil(*engine);
-    engine->enqueue(std::move(operation), waits);
+  return submitted(engine, operation_of(std::move(request), std::move(buffers), process_set, engine->make_handle()),
+                   stream, waits, std::move(owner));
+}
+
+// Submits the operation of `self` once more, with other memory and perhaps another name. It has one tensor, in host memory, and the engine
+// does not allocate the result. The caller is about to wait.
+PyHandle again(const PyHandle& self, const std::string& name, uintptr_t source, uintptr_t target, nb::object owner) {
+  let_go_of_owners();
+  auto request = self.request;
+  auto signature = self.signature;
+  if (request->name != name) {
+    auto renamed = std::make_shared<Request>(*request);
+    renamed->name = renamed->members.at(0).name = name;
+    request = std::move(renamed);
+    signature = nullptr;
   }
-  return {engine, handle, stream, memory};
+  std::vector<Buffer> buffers(1);
+  buffers[0].source = reinterpret_cast<const std::byte*>(source);
+  buffers[0].target = reinterpret_cast<std::byte*>(target);
+  return submitted(self.engine,
+                   operation_of(std::move(request), std::move(buffers), self.process_set, self.engine->make_handle(),
+                                std::move(signature)),
+                   std::nullopt, true, std::move(owner));
 }
 
 // Makes a stream wait for the result. The one on which the memory was handed over waits, too: a framework's allocator may
@@ -342,6 +370,7 @@ void bind_handle(nb::module_& module) {
              if (index >= self.handle->outputs.size()) throw nb::index_error("no such output");
              return nb::steal(PyMemoryView_FromObject(nb::cast(PyOutput{self.handle, index}).ptr()));
            })
+      .def("again", &again, nb::arg("name"), nb::arg("source"), nb::arg("target"), nb::arg("owner"))
       .def("order_after", &order_after, nb::arg("stream"))
       .def(
           "move_output",

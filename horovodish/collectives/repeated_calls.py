@@ -1,0 +1,48 @@
+"""Calls that differ from an earlier one only in their memory and their counted name: what the engine knows of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovodish import _native
+from horovodish.collectives.operation import Operation
+from horovodish.runtime import basics
+from horovodish.runtime.process import part
+
+__all__ = ["earlier_call", "keep_call"]
+
+_MOST = 1024
+"""So many calls are kept. A script may give each call a name of its own."""
+_NUMBERS = {int, float}
+
+
+class _Calls(dict[Any, _native.Handle]):
+    """The handles of a rank's calls that were right, by all that such calls have in common."""
+
+
+def earlier_call(key: tuple[int, Operation, int, tuple[int, ...]]) -> _native.Handle | None:
+    """The handle of an earlier call of one tensor in host memory, whose result has the shape of the tensor.
+
+    Args:
+        key: the number of the process set, the operation as the caller gave it, and the tensor's dtype and shape.
+    """
+    try:
+        return part(_Calls).get(key)
+    except TypeError:  # something in the operation has no hash
+        return None
+
+
+def keep_call(key: tuple[int, Operation, int, tuple[int, ...]], native: _native.Handle) -> None:
+    """For `earlier_call`, once such a call has succeeded. Leaves out a factor that could change, such as a tensor."""
+    operation, calls = key[1], part(_Calls)
+    if {type(operation.prescale_factor), type(operation.postscale_factor)} <= _NUMBERS:
+        if len(calls) >= _MOST:
+            calls.clear()
+        calls[key] = native
+
+
+def _forget() -> None:
+    part(_Calls).clear()
+
+
+basics.follow(stopped=_forget)
