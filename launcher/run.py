@@ -42,7 +42,7 @@ from horovodish.launcher.report import run_report
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.status import metrics
 from horovodish.launcher.supervisor import start
-from horovodish.launcher.supervisor.supervisor import problem_of
+from horovodish.launcher.supervisor.supervisor import allow_many_files, problem_of
 from horovodish.settings import AGENT_SECRET_VARIABLE, START_VARIABLE, Settings, load, table
 
 LEAST_ROOM_BYTES = 1 << 20
@@ -65,6 +65,7 @@ def run(options: LaunchOptions, environ: Mapping[str, str]) -> int:
         LaunchError: MPI is missing, mpirun belongs to another MPI, the ranks cannot be started, or horovod-names is
             installed beside Horovod.
     """
+    allow_many_files()
     if options.agents and not options.meeting:
         return _run_on_agents(options, environ)
     if not options.as_horovod and (problem := conflict()):

@@ -52,6 +52,7 @@ in this file and in tcp_end.py.
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import socket
@@ -560,6 +561,16 @@ def script_of(command: "list[str]") -> str:
     return words[0] if is_python and words and not words[0].startswith("-") else ""
 
 
+def allow_many_files() -> None:
+    """Raises the limit of open files as far as the user may: some connections grow with the number of hosts or ranks.
+
+    Child processes inherit it. The usual limit of 1024 is one for programs that call select().
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS refuses an unlimited one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def problem_of_daemon(folder: str) -> str:
     """Why Open MPI's daemon here cannot be trusted, as `problem_of`: it takes a folder in /tmp that is there already.
 
@@ -798,6 +809,7 @@ def connect(socket_path: str, host: str, launcher: str) -> "UnixSupervisorEnd | 
 
 
 def main() -> int:
+    allow_many_files()
     options = dict(option.split("=", 1) for option in sys.argv[1:])
     launcher = os.environ.pop(LAUNCHER_VARIABLE, "")  # not for the rank: the secret is in it
     try:

@@ -24,3 +24,10 @@ def test_a_current_folder_that_was_removed(start: Callable[..., Any], tmp_path: 
     assert job.stderr.lines == [
         "horovodish: the ranks cannot be started: the current folder was removed. Remedy: cd elsewhere"
     ]
+
+
+def test_a_low_limit_of_open_files(start: Callable[..., Any]) -> None:
+    """1024 is usual, and a job of as many ranks needs more. The limit that the user cannot change stays."""
+    job = start("sh", "-c", 'ulimit -Sn 12 && exec "$@"', "sh", *LAUNCHER, "sh", "-c", "ulimit -Sn; ulimit -Hn")
+    assert job.finish() == 0, job.stderr.lines
+    assert len(set(job.stdout.lines)) == 1
