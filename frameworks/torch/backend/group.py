@@ -266,7 +266,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], destination: int, tag: int = 0) -> Work:
         tensor, peer = _only(tensors), self._world_rank(destination)
-        handle = send(TENSORS, _movable(tensor), peer, tag, process_set=self._members.process_set())
+        ours = self._members.process_set()
+        handle = send(TENSORS, _movable(tensor), peer, tag, process_set=ours, waits=True)
         return self._transfer(handle, tensor, f"send to rank {peer} with tag {tag}")
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Work:
@@ -382,11 +383,13 @@ class ProcessGroup(dist.ProcessGroup):
     def _received(self, tensor: Tensor, rank: int, tag: int, what: str) -> Work:
         if not tensor.is_contiguous():
             raise ValueError(f"{what}: the tensor is not contiguous; receive into a contiguous one and copy")
-        handle = receive(TENSORS, _movable(tensor.detach()), rank, tag, process_set=self._members.process_set())
+        ours = self._members.process_set()
+        handle = receive(TENSORS, _movable(tensor.detach()), rank, tag, process_set=ours, waits=True)
         return self._transfer(handle, tensor, what)
 
     def _transfer(self, handle: Handle[int], tensor: Tensor, what: str) -> Work:
         call, ranks = f"{what} in {self._members.label}", self._members.ranks
+        handle.settles_within(0.0)  # a small send leaves at once, without the engine's thread
         return Transfer(handle, call, self._timeout, self._completions, [tensor], ranks)
 
     def _submit(self, kind: str, parts: list[Part], finish: Finish, opts: Any, **details: Any) -> Work:
