@@ -9,13 +9,13 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from horovodish.reports.diagnosis import sentences
+from horovodish.reports.document import Data, document, drawn, findings, table
 from horovodish.reports.durations import text_of_bytes, text_of_seconds
 from horovodish.reports.figures import Figures, figures_of, workload_of
 from horovodish.reports.merge_traces import SUFFIX, events_beside
@@ -134,7 +134,7 @@ def _page(worlds: Sequence[Figures], events: Sequence[tuple[float, str]], names:
     starts = (
         f" The engines started {len(worlds)} times; the sentences are about the longest." if len(worlds) > 1 else ""
     )
-    data = _Data(figures=_summary(main), sentences=found, title=command or "a run")
+    data = Data(figures=_summary(main), sentences=found, title=command or "a run")
     if (workload := workload_of(main)) is not None:
         data.known["workload"] = workload
     sections = [
@@ -143,40 +143,12 @@ def _page(worlds: Sequence[Figures], events: Sequence[tuple[float, str]], names:
     ]
     body = (
         f"<h1>Report of a run</h1><p class=soft>{escape(command)}<br>{_size_of(main)}.{starts}</p>"
-        + _findings(found)
+        + findings(found)
         + "".join(sections)
         + ("" if names.hidden else _elastic_events(events, int(worlds[0].records[0].about["begun"]) / 1e9))
         + _about(about, names)
     )
-    return _document("Report of a run", body, data)
-
-
-class _Data:
-    """What the page's script needs, and what another report reads."""
-
-    def __init__(self, **known: Any) -> None:
-        self.charts: list[dict[str, Any]] = []
-        self.traces: list[list[dict[str, Any]]] = []
-        self.known = known
-
-    def text(self) -> str:
-        """As JSON that cannot end the element in which it stands."""
-        whole = json.dumps({"charts": self.charts, "traces": self.traces, **self.known}, separators=(",", ":"))
-        return whole.replace("<", "\\u003c")
-
-
-def _document(title: str, body: str, data: _Data) -> str:
-    parts = resources.files("horovodish.reports") / "page_parts"
-    style, plots, script, plot_style = (
-        (parts / name).read_text(encoding="utf-8")
-        for name in ("page.css", "uPlot.iife.min.js", "page.js", "uPlot.min.css")
-    )
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{plot_style}{style}</style></head><body>{body}'
-        f'<script type="application/json" id="report">{data.text()}</script>'
-        f"<script>{plots}</script><script>{script}</script></body></html>\n"
-    )
+    return document("Report of a run", body, data)
 
 
 def _size_of(figures: Figures) -> str:
@@ -206,7 +178,7 @@ def _summary(figures: Figures) -> dict[str, Any]:
     }
 
 
-def _world(figures: Figures, names: _Names, data: _Data, of: str) -> str:
+def _world(figures: Figures, names: _Names, data: Data, of: str) -> str:
     parts = [_notes(figures)]
     if figures.steps.size:
         steps = figures.steps.tolist()
@@ -228,16 +200,12 @@ def _world(figures: Figures, names: _Names, data: _Data, of: str) -> str:
     parts += [f"<h2>Dtypes and links{of}</h2>", _kinds(figures)]
     if phases := figures.phase_seconds():
         work = [(phase, text_of_seconds(seconds)) for phase, seconds in phases.items()]
-        parts += [f"<h2>Work of communication{of}</h2>", _table(("phase", "a rank's time, in all"), work)]
+        parts += [f"<h2>Work of communication{of}</h2>", table(("phase", "a rank's time, in all"), work)]
     events = [(at, each.rank, text) for each in figures.records for at, text in each.marks]
     if events and not names.hidden:
         rows = [(text, rank, text_of_seconds(at / 1e9)) for at, rank, text in sorted(events)[:MOST_EVENTS]]
-        parts += [f"<h2>Marks and errors{of}</h2>", _table(("what", "rank", "after"), rows)]
+        parts += [f"<h2>Marks and errors{of}</h2>", table(("what", "rank", "after"), rows)]
     return "".join(parts)
-
-
-def _findings(texts: Iterable[str]) -> str:
-    return f'<ol class="findings">{"".join(f"<li>{escape(text)}</li>" for text in texts)}</ol>'
 
 
 def _notes(figures: Figures) -> str:
@@ -256,7 +224,7 @@ def _notes(figures: Figures) -> str:
     return "".join(f"<p><strong>Note.</strong> {escape(note)}</p>" for note in notes)
 
 
-def _chart(data: _Data, steps: list[int], unit: str, series: Iterable[tuple[str, str, Any, str]]) -> str:
+def _chart(data: Data, steps: list[int], unit: str, series: Iterable[tuple[str, str, Any, str]]) -> str:
     """A chart that the page draws, and the same as a table."""
     edges = np.unique(np.linspace(0, len(steps), min(len(steps), MOST_POINTS) + 1).astype(int))[:-1]
     sizes = np.diff(np.append(edges, len(steps)))
@@ -270,20 +238,14 @@ def _chart(data: _Data, steps: list[int], unit: str, series: Iterable[tuple[str,
         labels.append({"label": label, "color": color})
     # The first steps compile and connect. They would make all others flat.
     top = max((value for column in columns[1:] for value in column[2 if len(edges) > 5 else 0 :]), default=0.0)
-    drawn = _drawn(data, {"unit": unit, "series": labels, "data": columns, "top": top})
+    place = drawn(data, {"unit": unit, "series": labels, "data": columns, "top": top})
     stride = max(1, len(columns[0]) // 50)
     rows = list(zip(*(column[::stride] for column in columns), strict=True))
     head = ("step", *(f"{each['label']}, {unit}" for each in labels))
-    return f"<figure>{drawn}</figure><details><summary>as a table</summary>{_table(head, rows)}</details>"
+    return f"<figure>{place}</figure><details><summary>as a table</summary>{table(head, rows)}</details>"
 
 
-def _drawn(data: _Data, chart: dict[str, Any]) -> str:
-    data.charts.append(chart)
-    label = "chart; arrow keys move along it"
-    return f'<div class="chart" tabindex="0" role="img" data-chart="{len(data.charts) - 1}" aria-label="{label}"></div>'
-
-
-def _pictures(figures: Figures, names: _Names, data: _Data, of: str) -> Iterable[str]:
+def _pictures(figures: Figures, names: _Names, data: Data, of: str) -> Iterable[str]:
     longest = figures.durations.max(axis=0)
     offset = figures.steady.start
     kept = longest[offset:]
@@ -314,7 +276,7 @@ def _pictures(figures: Figures, names: _Names, data: _Data, of: str) -> Iterable
         yield (
             f"<h2>{title}{of}: {name}</h2><figure><div class=scroll>{step_picture(figures, step)}</div>"
             f'<figcaption>{keys} <button data-trace="{number}" data-title="{name}">open in Perfetto</button>'
-            f"</figcaption></figure><details><summary>as a table</summary>{_table(head, rows)}</details>"
+            f"</figcaption></figure><details><summary>as a table</summary>{table(head, rows)}</details>"
         )
 
 
@@ -344,7 +306,7 @@ def _ranks(figures: Figures) -> str:
         *("rank", "mean step", "own work", "waits for late ranks", "waits for communication"),
         *("communication hidden", "times last", "others waited", "most at"),
     )
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _tensors(figures: Figures) -> str:
@@ -368,7 +330,7 @@ def _tensors(figures: Figures) -> str:
         *("bandwidth", "limited by"),
     )
     more = len(figures.tensors) - len(rows)
-    return _table(head, rows) + (f"<p class=soft>and {more} more, with less communication</p>" if more > 0 else "")
+    return table(head, rows) + (f"<p class=soft>and {more} more, with less communication</p>" if more > 0 else "")
 
 
 def _kinds(figures: Figures) -> str:
@@ -402,12 +364,12 @@ def _kinds(figures: Figures) -> str:
                 text_of_bytes(size / seconds) + "/s",
             )
         )
-    return _table(("dtype", "where", "operations", "bytes", "communicates", "bandwidth"), rows)
+    return table(("dtype", "where", "operations", "bytes", "communicates", "bandwidth"), rows)
 
 
 def _elastic_events(events: Sequence[tuple[float, str]], begun: float) -> str:
     rows = [(text, text_of_seconds(max(0.0, at - begun))) for at, text in events[:MOST_EVENTS]]
-    return f"<h2>Elastic events</h2>{_table(('what', 'after'), rows)}" if rows else ""
+    return f"<h2>Elastic events</h2>{table(('what', 'after'), rows)}" if rows else ""
 
 
 def _limit_of(wait: float, communication: float, queue: float, phase: str) -> str:
@@ -420,14 +382,7 @@ def _about(about: dict[str, Any], names: _Names) -> str:
     settings = {} if names.hidden else about.get("settings", {})
     rows = [*about.get("versions", {}).items(), *settings.items()]
     note = "<p class=soft>Settings that have their default are left out.</p>" if not names.hidden else ""
-    return f"<h2>Versions and settings</h2>{_table(('name', 'value'), rows)}{note}"
-
-
-def _table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    cells = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return (
-        f"<div class=scroll><table><tr>{''.join(f'<th>{escape(each)}</th>' for each in head)}</tr>{cells}</table></div>"
-    )
+    return f"<h2>Versions and settings</h2>{table(('name', 'value'), rows)}{note}"
 
 
 def _comparison(files: Sequence[str]) -> str:
@@ -449,17 +404,17 @@ def _comparison(files: Sequence[str]) -> str:
         rows.append((key, _number(value, unit), _number(other, unit), f"{other / value:.2f}" if value else ""))
     titles = [f"{Path(name).name}: {each['title']}" for name, each in zip(files, found, strict=True)]
     lists = _pair(
-        f"<h2>{escape(title)}</h2>{_findings(each['sentences'])}" for title, each in zip(titles, found, strict=True)
+        f"<h2>{escape(title)}</h2>{findings(each['sentences'])}" for title, each in zip(titles, found, strict=True)
     )
-    data = _Data()
+    data = Data()
     charts = ""
     for place, heading in ((0, "Step time"), (1, "What steps pay for")):
         pair = [each["charts"][place] for each in found if place < len(each["charts"])]
         top = max((chart["top"] for chart in pair), default=0.0)
-        charts += f"<h2>{heading}</h2>" + _pair(_drawn(data, {**chart, "top": top}) for chart in pair)
+        charts += f"<h2>{heading}</h2>" + _pair(drawn(data, {**chart, "top": top}) for chart in pair)
     head = ("", Path(files[0]).name, Path(files[1]).name, "ratio")
-    body = f"<h1>Two runs beside each other</h1>{_table(head, rows)}{lists}{charts}"
-    return _document("Two runs beside each other", body, data)
+    body = f"<h1>Two runs beside each other</h1>{table(head, rows)}{lists}{charts}"
+    return document("Two runs beside each other", body, data)
 
 
 def _pair(parts: Iterable[str]) -> str:
