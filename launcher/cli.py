@@ -70,11 +70,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case ["predict", *rest]:
                 predicts = predict_parser()
                 of = predicts.parse(rest)
-                if not of.model:
+                if not of.models:
                     predicts.error("the following arguments are required: FILE")
-                from horovodish.predictions import table  # the launcher starts without NumPy
+                from horovodish.reports import prediction  # the launcher starts without NumPy
 
-                return table.run(of.model, of.cluster, of.ranks, strong=of.strong, ranks_per_host=of.ranks_per_host)
+                return prediction.run(
+                    of.models,
+                    of.cluster,
+                    of.ranks,
+                    strong=of.strong,
+                    ranks_per_host=of.ranks_per_host,
+                    steps=of.steps,
+                    output=of.output,
+                )
             case ["status", *rest]:
                 wanted = status_parser().parse(rest)
                 return show(wanted.job, stacks=wanted.stacks, live=wanted.watch)

@@ -219,11 +219,15 @@ def predict_parser() -> Parser:
         "  horovodish predict page.html --cluster CLUSTER.yaml     from a report of a run\n"
         "  horovodish predict MODEL.yaml --cluster CLUSTER.yaml    from a description",
     )
-    predicts.add_argument("model", nargs="?", metavar="FILE", help="a page of horovodish report, or MODEL.yaml")
+    predicts.add_argument("models", nargs="*", metavar="FILE", help="a page of horovodish report, or MODEL.yaml")
+    charts = "write a page with sliders and charts over what is predicted"
+    predicts.add_argument("-o", "--output", metavar="PAGE", help=charts)
     predicts.add_argument("--cluster", metavar="FILE", help="YAML file that describes the machines and their links")
     predicts.add_argument("--ranks", type=_most_ranks, default=4096, metavar="N", help="up to N; default: %(default)s")
     predicts.add_argument("--ranks-per-host", type=_most_ranks, metavar="N", help="in place of that of the cluster")
     shares = "all ranks together have the batch that the run had (strong scaling)"
+    trains = "also print the time to train: N steps with as many ranks as the run had"
+    predicts.add_argument("--steps", type=count, metavar="N", help=trains)
     predicts.add_argument("--strong", action="store_true", help=shares)
     return predicts
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import horovodish as hvd
 from horovodish.collectives.process_sets import ProcessSet
-from horovodish.predictions.steps import STRATEGIES, wire_bytes
+from horovodish.predictions.steps import PRECISIONS, wire_bytes
 from horovodish.runtime import basics
 
 SMALL, LARGE = 1, 4 << 20  # elements of float32
@@ -75,8 +75,7 @@ def measured() -> dict[str, str]:
         lines["latency"] = f"{small / 2 * 1e6:.1f} us"
         lines["bandwidth"] = f"{wire_bytes(len(hosts), length) / large * 8 / 1e9:.3g} Gbit/s"
         lines["efficiency"] = "1"
-        int8 = next(each for each in STRATEGIES if each.name == "int8")
-        wire = int8.between * large
+        wire = PRECISIONS[-1].between(4) * large
         lines["encode"] = f"{2 * length / max(coded - wire, 0.1 * coded) / 1e9:.3g} GB/s"
     return lines
 

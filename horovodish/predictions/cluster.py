@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from horovodish.predictions.presets import GPUS, INSIDE, LINKS, Gpu
 from horovodish.predictions.quantities import QuantityError, bandwidth, count, read_yaml, seconds, size
 
-__all__ = ["LINKS", "Cluster", "read_cluster"]
+__all__ = ["Cluster", "read_cluster"]
 
-LINKS = {
-    "ethernet-1g": (1e9 / 8, 50e-6),
-    "ethernet-10g": (10e9 / 8, 30e-6),
-    "ethernet-25g": (25e9 / 8, 20e-6),
-    "ethernet-100g": (100e9 / 8, 10e-6),
-    "infiniband-edr": (100e9 / 8, 2e-6),
-    "infiniband-hdr": (200e9 / 8, 2e-6),
-    "infiniband-ndr": (400e9 / 8, 2e-6),
-}
-"""Bytes per second and seconds of a link. The rates are those of IEEE 802.3 and of the InfiniBand Trade Association's
-roadmap; the latencies are round numbers for MPI over TCP and over verbs."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,21 +29,23 @@ class Cluster:
         efficiency: which share of the link's rate large messages get.
         encode: how many bytes per second a rank encodes and decodes for a codec.
         rank_memory: bytes of memory of a rank; 0: not known.
+        gpu: of a rank; None: not known.
     """
 
     ranks_per_host: int = 8
-    bandwidth: float = LINKS["ethernet-25g"][0]
-    latency: float = LINKS["ethernet-25g"][1]
+    bandwidth: float = LINKS["ethernet-25g"].bandwidth
+    latency: float = LINKS["ethernet-25g"].latency
     memory: float = 5e9
     wake: float = 10e-6
     operation: float = 20e-6
     efficiency: float = 0.9
     encode: float = 1.5e9
     rank_memory: float = 0.0
+    gpu: Gpu | None = None
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster of a YAML file, whose keys are the attributes of `Cluster`, and `link` for a known kind of link.
+    """The cluster of a YAML file, whose keys are the attributes of `Cluster`, and `link` and `inside` for known links.
 
     Raises:
         QuantityError: it makes no sense.
@@ -66,16 +60,22 @@ def read_cluster(path: Path) -> Cluster:
         "efficiency": count,
         "encode": bandwidth,
         "rank_memory": size,
-        "link": _link,
+        "gpu": _one_of(GPUS, "GPU"),
+        "link": _one_of(LINKS, "link"),
+        "inside": _one_of(INSIDE, "link inside of a host"),
     }
-    assert set(keys) == {each.name for each in fields(Cluster)} | {"link"}
+    assert set(keys) == {each.name for each in fields(Cluster)} | {"link", "inside"}
     values: dict[str, Any] = read_yaml(path, keys, frozenset())
-    if "link" in values:
-        rate, delay = values.pop("link")
-        values = {"bandwidth": rate, "latency": delay, **values}
     for key in ("bandwidth", "memory", "efficiency", "encode"):
         if values.get(key, 1.0) <= 0:
             raise QuantityError(f"{path}: {key} must be more than 0")
+    # What is given itself goes before what follows from a name.
+    if link := values.pop("link", None):
+        values = {"bandwidth": link.bandwidth, "latency": link.latency, **values}
+    if inside := values.pop("inside", None):
+        values = {"memory": inside.reduced(values.get("ranks_per_host", Cluster.ranks_per_host)), **values}
+    if gpu := values.get("gpu"):
+        values = {"rank_memory": gpu.memory, **values}
     return Cluster(**values)
 
 
@@ -86,7 +86,10 @@ def _ranks(given: Any) -> int:
     return int(ranks)
 
 
-def _link(given: Any) -> tuple[float, float]:
-    if given not in LINKS:
-        raise QuantityError(f"{given!r} is not a link; known are {', '.join(LINKS)}")
-    return LINKS[given]
+def _one_of(known: Mapping[str, T], what: str) -> Callable[[Any], T]:
+    def chosen(given: Any) -> T:
+        if given not in known:
+            raise QuantityError(f"{given!r} is not a {what}; known are {', '.join(known)}")
+        return known[given]
+
+    return chosen

@@ -13,7 +13,7 @@ __all__ = ["QuantityError", "bandwidth", "count", "read_yaml", "seconds", "size"
 _NUMBER = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)")
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
-_COUNTS = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9}
+_COUNTS = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15}
 
 
 class QuantityError(ValueError):

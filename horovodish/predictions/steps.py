@@ -3,25 +3,67 @@
 Hosts are alike, and ranks are. So one host stands for all: its memory, in which its ranks publish, combine and collect,
 and its link. A bucket enters when the ranks have agreed on it, in the order of the engine. Chunks are in the memory and
 on the link at the same time, also those of different buckets. The schedules and the tree are the engine's own.
+
+NumPy takes all cases through a bucket at once: a page has thousands of cases, and a large model thousands of buckets.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from horovodish import _native
 from horovodish.predictions.cluster import Cluster
 from horovodish.predictions.workload import Bucket, Workload
 
-__all__ = ["STRATEGIES", "Prediction", "Strategy", "predict", "wire_bytes"]
+__all__ = [
+    "PRECISIONS",
+    "STRATEGIES",
+    "Case",
+    "Precision",
+    "Prediction",
+    "Strategy",
+    "predict",
+    "predicted",
+    "steps_to_train",
+    "wire_bytes",
+]
 
 CHUNK_BYTES = 256 << 10
 SLOTS = 4
 """How many chunks are under way at once."""
 MESSAGE_SECONDS = 2e-6
 """What a rank needs for a message of the negotiation."""
+
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How gradients travel between hosts.
+
+    Attributes:
+        name: in tables.
+        bytes: of each number; 0: as it was computed.
+        encodes: whether the engine encodes and decodes.
+    """
+
+    name: str
+    bytes: float = 0.0
+    encodes: bool = False
+
+    def between(self, element_bytes: int) -> float:
+        """Bytes between hosts for each byte of a gradient whose numbers have this length."""
+        return min(1.0, self.bytes / element_bytes) if self.bytes else 1.0
+
+
+PRECISIONS = (Precision("as computed"), Precision("bfloat16", 2.0), Precision("int8", 1.02, encodes=True))
+"""The lengths are those of docs/slow_links.md."""
 
 
 @dataclass(frozen=True)
@@ -30,27 +72,26 @@ class Strategy:
 
     Attributes:
         name: in tables.
-        between: bytes between hosts for each byte of a gradient.
+        precision: of what travels.
         traffic: how many times what an allreduce sends.
         every: ranks meet in one of so many steps.
-        encodes: whether values are encoded between hosts.
         shards: of weights, gradients and states, which the ranks share.
-        is_exposed: sends as much again during the forward pass, which waits for it.
     """
 
     name: str
-    between: float = 1.0
+    precision: Precision = PRECISIONS[0]
     traffic: float = 1.0
     every: int = 1
-    encodes: bool = False
     shards: frozenset[str] = frozenset()
-    is_exposed: bool = False
+
+    def takes(self, precision: Precision) -> bool:
+        """False for `shard=` with a codec, which the optimizers refuse."""
+        return not (self.shards and precision.encodes)
 
 
 STRATEGIES = (
     Strategy("allreduce"),
-    Strategy("bfloat16", between=0.5),
-    Strategy("int8", between=0.27, encodes=True),
+    *(Strategy(precision.name, precision) for precision in PRECISIONS[1:]),
     Strategy("LocalSGD(8)", every=8),
     Strategy("DiLoCo(100)", every=100),
     Strategy("ZeRO-1", shards=frozenset({"states"})),
@@ -60,8 +101,25 @@ STRATEGIES = (
 
 
 @dataclass(frozen=True)
+class Case:
+    """What a prediction is of.
+
+    Attributes:
+        cluster: the machines.
+        ranks: how many.
+        strategy: what travels.
+        strong: the ranks share the batch that `Workload.ranks` had, so that each has less work.
+    """
+
+    cluster: Cluster
+    ranks: int
+    strategy: Strategy
+    strong: bool = False
+
+
+@dataclass(frozen=True)
 class Prediction:
-    """Of a number of ranks.
+    """Of a case.
 
     Attributes:
         ranks: how many.
@@ -83,48 +141,149 @@ class Prediction:
 def predict(
     workload: Workload, cluster: Cluster, ranks: int, strategy: Strategy, *, strong: bool = False
 ) -> Prediction:
-    """What a step takes.
-
-    Args:
-        workload: of a rank.
-        cluster: the machines.
-        ranks: how many.
-        strategy: what travels.
-        strong: the ranks share the batch that `workload.ranks` had, so that each has less work.
-    """
-    if strong:
-        share = workload.ranks / ranks
-        buckets = tuple(Bucket(each.ready * share, each.bytes) for each in workload.buckets)
-        workload = replace(workload, work=workload.work * share, buckets=buckets)
-    late = workload.work * workload.spread * math.sqrt(2 * math.log(ranks)) if ranks > 1 else 0.0
-    waits_at = workload.buckets[-1].ready if workload.buckets else 0.0
-    ends = _end_of_communication(workload, cluster, ranks, strategy) if ranks > 1 else 0.0
-    exposed = max(0.0, ends - waits_at) / strategy.every
-    step = workload.work + late + exposed
-    return Prediction(ranks, step, exposed, late, workload.work / step, _memory(workload, ranks, strategy))
+    """What a step takes; the arguments are those of `Case`."""
+    return predicted(workload, [Case(cluster, ranks, strategy, strong)])[0]
 
 
-def _end_of_communication(workload: Workload, cluster: Cluster, ranks: int, strategy: Strategy) -> float:
-    local = min(ranks, cluster.ranks_per_host)
-    hosts = math.ceil(ranks / local)
-    agreement = _agreement(cluster, local, hosts)
-    combine = 1 / cluster.memory if local > 1 else 0.0  # seconds per byte, in the memory of a host
-    entered = exchanged = left = 0.0
-    factor = strategy.traffic
-    buckets = workload.buckets
-    if strategy.every > 1:  # a meeting sends all at its end
-        buckets = (Bucket(buckets[-1].ready, workload.bytes),)
+def predicted(workload: Workload, cases: Sequence[Case]) -> list[Prediction]:
+    """What a step takes in each case."""
+    routes = [_route(workload, case) for case in cases]
+    # A meeting sends all at its end.
+    meeting = [replace(bucket, bytes=workload.bytes) for bucket in workload.buckets[-1:]]
+    ends: dict[_Route, float] = {}
+    for meets, buckets in ((False, workload.buckets), (True, meeting)):
+        if alike := list(dict.fromkeys(route for route in routes if route.meets == meets)):
+            ends |= _ends(buckets, alike)
+    return [_prediction(workload, case, route.share, ends[route]) for case, route in zip(cases, routes, strict=True)]
+
+
+def steps_to_train(workload: Workload, ranks: int, *, strong: bool) -> float:
+    """How many steps take the samples of `Workload.steps` steps. With weak scaling a step has more of them."""
+    return workload.steps if strong else workload.steps * workload.ranks / ranks
+
+
+def _prediction(workload: Workload, case: Case, share: float, ends: float) -> Prediction:
+    work, several = workload.work * share, case.ranks > 1
+    late = work * workload.spread * math.sqrt(2 * math.log(case.ranks)) if several else 0.0
+    waits_at = workload.buckets[-1].ready * share if workload.buckets else 0.0
+    exposed = max(0.0, ends - waits_at) / case.strategy.every if several else 0.0
+    step = work + late + exposed
+    return Prediction(case.ranks, step, exposed, late, work / step, _memory(workload, case.ranks, case.strategy))
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What decides how long communication takes. Many cases have the same."""
+
+    cluster: Cluster
+    ranks: int
+    share: float
+    precision: Precision
+    traffic: float
+    meets: bool
+
+    @property
+    def local(self) -> int:
+        return min(self.ranks, self.cluster.ranks_per_host)
+
+    @property
+    def hosts(self) -> int:
+        return math.ceil(self.ranks / self.local)
+
+
+def _route(workload: Workload, case: Case) -> _Route:
+    share = workload.ranks / case.ranks if case.strong else 1.0
+    strategy = case.strategy
+    return _Route(case.cluster, case.ranks, share, strategy.precision, strategy.traffic, strategy.every > 1)
+
+
+def _ends(buckets: Sequence[Bucket], routes: Sequence[_Route]) -> dict[_Route, float]:
+    """When the last bucket has been reduced, by route."""
+    links = _Links(routes)
+    share = np.array([route.share for route in routes])
+    stages: dict[tuple[float, int], _Stages] = {}
+    entered = exchanged = left = np.zeros(len(routes))
+    for run in _runs(buckets):
+        key = (run[0].bytes, run[0].element_bytes)
+        if key not in stages:
+            stages[key] = links.stages(run[0])
+        its, more = stages[key], len(run) - 1
+        # Chunks enter the link evenly, so the first or the last one says when it is through with all. For the same
+        # reason, the first or the last bucket of a run says when the run is through.
+        begins = np.maximum(entered, run[0].ready * share + links.agreement) + links.operation
+        first, first_entered = begins + its.first_copy, begins + its.copies
+        each = links.operation + its.copies
+        entered = np.maximum(first_entered + more * each, run[-1].ready * share + links.agreement + each)
+        last = entered - its.copies + its.first_copy
+        exchanged = np.maximum.reduce([
+            np.maximum(exchanged, first) + len(run) * its.exchanges,
+            first_entered + its.last_exchange + more * its.exchanges,
+            last + its.exchanges,
+            entered + its.last_exchange,
+        ])  # fmt: skip
+        left = np.maximum(left, exchanged + its.latency)
+    return dict(zip(routes, left.tolist(), strict=True))
+
+
+def _runs(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
+    """Neighbours of one length that are ready at even intervals, as those of a described model are."""
+    run: list[Bucket] = []
+    interval = 0.0
     for bucket in buckets:
+        if run:
+            same = (bucket.bytes, bucket.element_bytes) == (run[0].bytes, run[0].element_bytes)
+            after = bucket.ready - run[-1].ready
+            if same and (len(run) == 1 or math.isclose(after, interval, rel_tol=1e-6)):
+                interval = after if len(run) == 1 else interval
+                run.append(bucket)
+                continue
+            yield run
+        run = [bucket]
+    if run:
+        yield run
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """What a bucket takes, in seconds by route: in memory and on the link, a chunk and all, and beyond its turns."""
+
+    first_copy: _Floats
+    copies: _Floats
+    last_exchange: _Floats
+    exchanges: _Floats
+    latency: _Floats
+
+
+class _Links:
+    """The figures of the routes, as arrays."""
+
+    def __init__(self, routes: Sequence[_Route]) -> None:
+        clusters = [route.cluster for route in routes]
+        self.routes = routes
+        self.local = np.array([route.local for route in routes])
+        self.traffic = np.array([route.traffic for route in routes])
+        self.encodes = np.array([route.precision.encodes for route in routes])
+        self.latency = np.array([cluster.latency for cluster in clusters])
+        self.rate = np.array([cluster.bandwidth * cluster.efficiency for cluster in clusters])
+        self.encode = np.array([cluster.encode for cluster in clusters])
+        self.operation = np.array([cluster.operation for cluster in clusters])
+        shares_memory = self.local > 1
+        self.combine = np.where(shares_memory, [1 / cluster.memory for cluster in clusters], 0.0)  # seconds per byte
+        self.wakes = np.where(shares_memory, [2 * cluster.wake for cluster in clusters], 0.0)
+        self.agreement = np.array([_agreement(route.cluster, route.local, route.hosts) for route in routes])
+
+    def stages(self, bucket: Bucket) -> _Stages:
         chunks = max(1.0, bucket.bytes / CHUNK_BYTES)
         chunk = bucket.bytes / chunks
-        copy = factor * chunk * combine
-        exchange = factor * _exchange(cluster, local, hosts, chunk, strategy)
-        # Chunks enter the link evenly, so the first or the last one says when it is through with all.
-        begins = max(entered, bucket.ready + agreement) + cluster.operation
-        first, entered = begins + copy, begins + chunks * copy
-        exchanged = max(max(exchanged, first) + chunks * exchange, entered + exchange)
-        left = max(left, exchanged + _latency(cluster, local, hosts, chunk))
-    return left
+        schedules = [_steps_and_bytes(route.hosts, chunk / route.local) for route in self.routes]
+        steps, times = np.array(schedules, np.float64).reshape(-1, 2).T
+        between = np.array([route.precision.between(bucket.element_bytes) for route in self.routes])
+        wire = times * chunk * between / self.rate
+        codes = np.where(self.encodes & (steps > 0), 2 * chunk / self.local / self.encode, 0.0)
+        # The link is taken by a chunk, whose shards travel at once. Steps of several chunks overlap.
+        exchange = self.traffic * np.maximum(np.maximum(wire, codes), (wire + steps * self.latency) / SLOTS)
+        copy = self.traffic * chunk * self.combine
+        return _Stages(copy, chunks * copy, exchange, chunks * exchange, steps * self.latency + self.wakes)
 
 
 def _agreement(cluster: Cluster, local: int, hosts: int) -> float:
@@ -138,6 +297,8 @@ def _agreement(cluster: Cluster, local: int, hosts: int) -> float:
 @lru_cache(maxsize=1 << 14)
 def _steps_and_bytes(hosts: int, length: float) -> tuple[int, float]:
     """Of the schedule that the engine takes: its steps, and how many times the length a host sends."""
+    if hosts == 1:
+        return 0, 0.0
     kind = _native.fastest_allreduce(hosts, int(length))
     halvings = hosts.bit_length() - 1
     helped = 1 << halvings != hosts
@@ -151,22 +312,6 @@ def _steps_and_bytes(hosts: int, length: float) -> tuple[int, float]:
 def wire_bytes(hosts: int, length: float) -> float:
     """What a host sends in an allreduce of one rank for each host."""
     return _steps_and_bytes(hosts, CHUNK_BYTES)[1] * length
-
-
-def _exchange(cluster: Cluster, local: int, hosts: int, length: float, strategy: Strategy) -> float:
-    """How long the link is taken by a chunk, whose shards travel at once. Steps of several chunks overlap."""
-    if hosts == 1:
-        return 0.0
-    steps, times = _steps_and_bytes(hosts, length / local)
-    wire = times * length * strategy.between / (cluster.bandwidth * cluster.efficiency)
-    codes = 2 * length / local / cluster.encode if strategy.encodes else 0.0
-    return max(wire, codes, (wire + steps * cluster.latency) / SLOTS)
-
-
-def _latency(cluster: Cluster, local: int, hosts: int, length: float) -> float:
-    """What the last chunk of a bucket needs beyond its turn in each stage."""
-    steps = _steps_and_bytes(hosts, length / local)[0] if hosts > 1 else 0
-    return steps * cluster.latency + (2 * cluster.wake if local > 1 else 0.0)
 
 
 def _memory(workload: Workload, ranks: int, strategy: Strategy) -> float:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from horovodish.gradients.plan import Payload, plan_buckets
+from horovodish.predictions.cluster import Cluster
 from horovodish.predictions.quantities import QuantityError, count, read_yaml, seconds, size
 
-__all__ = ["Bucket", "Workload", "read_workload"]
+__all__ = ["Bucket", "Workload", "read_workload", "recut"]
 
 FUSION_BYTES = 4 << 20
 _REPORT = re.compile(r'<script type="application/json" id="report">(.*?)</script>', re.DOTALL)
+UTILIZATION = 0.4
+"""Which share of a GPU's peak a model gets, if its description does not say it."""
 _DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _STATES = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
@@ -26,10 +31,14 @@ class Bucket:
     Attributes:
         ready: when they are there, in seconds of the rank's own work since the first bucket of the step was.
         bytes: how long they are.
+        element_bytes: of each number.
+        tensors: how many they are.
     """
 
     ready: float
     bytes: float
+    element_bytes: int = 4
+    tensors: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Workload:
         ranks: with how many it was measured; 1 for a description.
         states: numbers of the optimizer for each parameter.
         activations: bytes of memory that are no weights, gradients or states.
+        steps: which `ranks` ranks take in all; 0: not known.
     """
 
     work: float
@@ -51,15 +61,16 @@ class Workload:
     ranks: int = 1
     states: int = 2
     activations: float = 0.0
+    steps: float = 0.0
 
-    @property
+    @cached_property
     def bytes(self) -> float:
         """Of all gradients."""
         return sum(bucket.bytes for bucket in self.buckets)
 
 
-def read_workload(path: Path) -> Workload:
-    """The workload of a page of `horovodish report`, or of MODEL.yaml.
+def read_workload(path: Path, cluster: Cluster) -> Workload:
+    """The workload of a page of `horovodish report`, or of MODEL.yaml, with the GPUs of the cluster.
 
     Raises:
         QuantityError: it has none.
@@ -67,8 +78,36 @@ def read_workload(path: Path) -> Workload:
     if path.suffix in (".html", ".htm"):
         return _of_page(path)
     if path.suffix in (".yaml", ".yml"):
-        return _of_yaml(path)
+        return _of_yaml(path, cluster)
     raise QuantityError(f"{path}: give a page of `horovodish report` (.html) or the description of a model (.yaml)")
+
+
+def recut(workload: Workload, threshold_bytes: int) -> Workload:
+    """The same tensors in the buckets that another fusion threshold makes.
+
+    The workload says how many tensors a bucket has. They count as equal, and as ready one after the other since the
+    bucket before was.
+    """
+    ready: list[float] = []
+    elements: list[int] = []
+    payloads: list[Payload] = []
+    before = 0.0
+    for bucket in workload.buckets:
+        spacing = (bucket.ready - before) / bucket.tensors
+        ready += [bucket.ready - spacing * left for left in reversed(range(bucket.tensors))]
+        payloads += [Payload(round(bucket.bytes / bucket.tensors), bucket.element_bytes)] * bucket.tensors
+        elements += [bucket.element_bytes] * bucket.tensors
+        before = bucket.ready
+    cut = [
+        Bucket(
+            max(ready[each] for each in members),
+            sum(payloads[each].size_bytes for each in members),
+            elements[members[0]],
+            len(members),
+        )
+        for members in plan_buckets(payloads, threshold_bytes)
+    ]
+    return replace(workload, buckets=tuple(sorted(cut, key=lambda bucket: bucket.ready)))
 
 
 def _of_page(path: Path) -> Workload:
@@ -80,32 +119,68 @@ def _of_page(path: Path) -> Workload:
     if "workload" not in known:
         raise QuantityError(f"{path} is no page of `horovodish report`, or of a run without steps")
     its = known["workload"]
-    buckets = tuple(Bucket(float(ready), float(length)) for ready, length in its["buckets"])
+    buckets = tuple(
+        Bucket(float(ready), float(length), int(element), int(tensors))
+        for ready, length, element, tensors in its["buckets"]
+    )
     return Workload(float(its["work"]), buckets, float(its["spread"]), int(its["ranks"]))
 
 
-def _of_yaml(path: Path) -> Workload:
+def _of_yaml(path: Path, cluster: Cluster) -> Workload:
     keys = {
         "parameters": count,
         "dtype": _dtype,
         "step": seconds,
+        "flops": count,
+        "utilization": count,
         "backward": count,
         "fusion_threshold": size,
         "spread": count,
         "optimizer": _states,
         "activations": size,
+        "samples": count,
+        "epochs": count,
+        "batch": count,
     }
-    its = read_yaml(path, keys, frozenset({"parameters", "step"}))
-    whole = its["parameters"] * its.get("dtype", 4)
+    its = read_yaml(path, keys, frozenset({"parameters"}))
+    element = its.get("dtype", 4)
+    whole = its["parameters"] * element
+    states = its.get("optimizer", 2)
+    step = its["step"] if "step" in its else _step_on_gpu(path, its, whole, states, cluster)
     backward = its.get("backward", 2 / 3)
-    if not 0 < backward <= 1 or whole <= 0 or its["step"] <= 0:
+    if not 0 < backward <= 1 or whole <= 0 or step <= 0:
         raise QuantityError(f"{path}: parameters and step must be more than 0, and backward a share of at most 1")
     number = max(1, math.ceil(whole / (its.get("fusion_threshold") or FUSION_BYTES)))
-    spacing = its["step"] * backward / number
-    buckets = tuple(Bucket(spacing * index, whole / number) for index in range(number))
-    return Workload(
-        its["step"], buckets, its.get("spread", 0.0), 1, its.get("optimizer", 2), its.get("activations", 0.0)
-    )
+    spacing = step * backward / number
+    buckets = tuple(Bucket(spacing * index, whole / number, element) for index in range(number))
+    activations, steps = its.get("activations", 0.0), _steps(path, its)
+    return Workload(step, buckets, its.get("spread", 0.0), 1, states, activations, steps)
+
+
+def _step_on_gpu(path: Path, its: dict[str, Any], whole: float, states: int, cluster: Cluster) -> float:
+    """The own work of a step: its operations, then the optimizer, which goes once through the memory."""
+    if "flops" not in its:
+        raise QuantityError(f"{path} lacks step, such as step: 90 ms; or flops, such as flops: 1.2 T")
+    if cluster.gpu is None:
+        raise QuantityError(f"{path}: flops needs the GPU in the file of --cluster, such as gpu: a100; or give step")
+    utilization = its.get("utilization", UTILIZATION)
+    if not 0 < utilization <= 1:
+        raise QuantityError(f"{path}: utilization is a share of the GPU's peak: more than 0 and at most 1")
+    # It reads gradients, and reads and writes weights and states.
+    moved = (3 + 2 * states) * whole
+    return float(its["flops"] / (utilization * cluster.gpu.flops) + moved / cluster.gpu.bandwidth)
+
+
+def _steps(path: Path, its: dict[str, Any]) -> float:
+    """Which one rank takes for all epochs; 0 where the description does not say it."""
+    given = its.keys() & {"samples", "epochs", "batch"}
+    if not given:
+        return 0.0
+    if lacks := sorted({"samples", "batch"} - given):
+        raise QuantityError(f"{path} lacks {' and '.join(lacks)}: the time to train needs samples, batch and epochs")
+    if its["batch"] <= 0:
+        raise QuantityError(f"{path}: batch must be more than 0: it is what a rank takes in a step")
+    return float(its["samples"] * its.get("epochs", 1.0) / its["batch"])
 
 
 def _dtype(given: Any) -> int:

@@ -1,6 +1,6 @@
 """Durations and sizes in reports."""
 
-__all__ = ["text_of_bytes", "text_of_seconds"]
+__all__ = ["text_of_bytes", "text_of_hours", "text_of_seconds"]
 
 
 def text_of_seconds(seconds: float) -> str:
@@ -9,6 +9,14 @@ def text_of_seconds(seconds: float) -> str:
         if seconds >= factor:
             return f"{_digits(seconds / factor)} {unit}"
     return f"{seconds * 1e6:.0f} us"
+
+
+def text_of_hours(seconds: float) -> str:
+    """Three digits and a unit, for what takes long: "12.5 days", "8.25 h" or "40 min"."""
+    for unit, factor in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= factor:
+            return f"{_digits(seconds / factor)} {unit}"
+    return text_of_seconds(seconds)
 
 
 def text_of_bytes(count: float) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from horovodish._native import DTYPES
+from horovodish.collectives.arrays import ITEM_BYTES
 from horovodish.gradients.late_steps import NEXT_STEP
 from horovodish.reports.records import NothingRecordedError, RankRecords, RecordsError, Track
 
@@ -197,7 +199,7 @@ def workload_of(figures: Figures) -> dict[str, Any] | None:
     if not figures.steps.size:
         return None
     kept = range(max(figures.steady.start, figures.steps.size - MOST_STEPS), figures.steps.size)
-    buckets: dict[str, tuple[list[float], int]] = {}
+    buckets: dict[str, tuple[list[float], Track]] = {}
     work = []
     for index, records in enumerate(figures.records):
         begins = figures.begins[index]
@@ -210,11 +212,15 @@ def workload_of(figures: Figures) -> dict[str, Any] | None:
         for number in np.unique(tracks):
             track = records.tracks[int(number)]
             chosen = tracks == number
-            if track.kind == "allreduce" and track.bytes and chosen.sum() >= len(kept) / 2:
-                buckets.setdefault(track.name, ([], track.bytes))[0].append(float(np.median(after[chosen])))
+            is_known = track.bytes and track.dtype in DTYPES
+            if track.kind == "allreduce" and is_known and chosen.sum() >= len(kept) / 2:
+                buckets.setdefault(track.name, ([], track))[0].append(float(np.median(after[chosen])))
     if not buckets:
         return None
-    ready = sorted((max(0.0, float(np.median(times))), length) for times, length in buckets.values())
+    ready = sorted(
+        (max(0.0, float(np.median(times))), track.bytes, ITEM_BYTES[DTYPES[track.dtype]], track.tensors)
+        for times, track in buckets.values()
+    )
     means = np.array([float(np.median(each)) for each in work])
     spread = float(np.median([each.std() for each in work])) / max(float(means.mean()), 1e-9)
     return {"work": float(means.mean()), "buckets": ready, "spread": spread, "ranks": len(figures.records)}

@@ -1,4 +1,4 @@
-"""`horovodish predict`: a table of what more ranks would give."""
+"""`horovodish predict`: tables of what more ranks would give."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 
 from horovodish.predictions.cluster import Cluster, read_cluster
 from horovodish.predictions.quantities import QuantityError
-from horovodish.predictions.steps import STRATEGIES, Prediction, predict
+from horovodish.predictions.steps import STRATEGIES, Case, Prediction, predicted, steps_to_train
 from horovodish.predictions.workload import Workload, read_workload
-from horovodish.reports.durations import text_of_bytes, text_of_seconds
+from horovodish.reports.durations import text_of_bytes, text_of_hours, text_of_seconds
+from horovodish.reports.prediction_page import prediction_page
 
 __all__ = ["run"]
 
@@ -19,27 +20,55 @@ WORTH_IT = 0.9
 """An allreduce of less efficiency is where one should send less."""
 
 
-def run(model: str, cluster: str | None, most: int, *, strong: bool, ranks_per_host: int | None) -> int:
-    """Print the table, and return the exit status.
+def run(
+    models: Sequence[str],
+    cluster: str | None,
+    most: int,
+    *,
+    strong: bool,
+    ranks_per_host: int | None,
+    steps: int | None,
+    output: str | None,
+) -> int:
+    """Print a table for each model, write the page, and return the exit status.
 
     Args:
-        model: a page of `horovodish report`, or MODEL.yaml.
+        models: pages of `horovodish report`, or files such as MODEL.yaml.
         cluster: CLUSTER.yaml; None: the cluster of `Cluster()`.
         most: of ranks.
         strong: all ranks together have as large a batch as before.
         ranks_per_host: in place of that of the cluster.
+        steps: of the training, with as many ranks as the run had; in place of those of the description.
+        output: where the page goes; None: there is none.
     """
     try:
-        workload = read_workload(Path(model))
         machines = read_cluster(Path(cluster)) if cluster else Cluster()
+        if ranks_per_host:
+            machines = replace(machines, ranks_per_host=ranks_per_host)
+        workloads = {model: read_workload(Path(model), machines) for model in models}
     except QuantityError as problem:
-        print(f"horovodish: {problem}", file=sys.stderr)
-        return 1
-    if ranks_per_host:
-        machines = replace(machines, ranks_per_host=ranks_per_host)
-    for line in _lines(workload, machines, most, strong=strong):
-        print(line)
+        return _failed(str(problem))
+    if steps:
+        workloads = {model: replace(each, steps=float(steps)) for model, each in workloads.items()}
+    numbers = numbers_of_ranks(most)
+    for index, (model, workload) in enumerate(workloads.items()):
+        print("\n" * (index > 0) + about(model, workload))
+        for line in _lines(workload, machines, numbers, strong=strong):
+            print(line)
+    if output:
+        assumed = [*(about(model, each) for model, each in workloads.items()), _hosts(machines)]
+        text = prediction_page(workloads, assumed, machines, numbers, strong=strong)
+        try:
+            Path(output).write_text(text, encoding="utf-8")
+        except OSError as problem:
+            return _failed(f"{output} cannot be written: {problem.strerror}")
+        print(f"the page is {output}")
     return 0
+
+
+def _failed(what: str) -> int:
+    print(f"horovodish: {what}", file=sys.stderr)
+    return 1
 
 
 def numbers_of_ranks(most: int) -> list[int]:
@@ -48,17 +77,25 @@ def numbers_of_ranks(most: int) -> list[int]:
     return numbers if numbers[-1] == most else [*numbers, most]
 
 
-def _lines(workload: Workload, cluster: Cluster, most: int, *, strong: bool) -> Iterator[str]:
-    numbers = numbers_of_ranks(most)
-    table = {
-        strategy.name: [predict(workload, cluster, ranks, strategy, strong=strong) for ranks in numbers]
-        for strategy in STRATEGIES
-    }
-    yield (
-        f"a step with {text_of_seconds(workload.work)} of own work and {text_of_bytes(workload.bytes)} of gradients in "
-        f"{len(workload.buckets)} buckets; hosts of {cluster.ranks_per_host} ranks, "
-        f"{cluster.bandwidth * 8 / 1e9:g} Gbit/s, {text_of_seconds(cluster.latency)}"
+def about(model: str, workload: Workload) -> str:
+    """What is known of a step."""
+    return (
+        f"{model}: a step with {text_of_seconds(workload.work)} of own work and {text_of_bytes(workload.bytes)} of "
+        f"gradients in {len(workload.buckets)} buckets"
     )
+
+
+def _hosts(cluster: Cluster) -> str:
+    return (
+        f"hosts of {cluster.ranks_per_host} ranks, {cluster.bandwidth * 8 / 1e9:g} Gbit/s, "
+        f"{text_of_seconds(cluster.latency)}; a host reduces {text_of_bytes(cluster.memory)}/s"
+    )
+
+
+def _lines(workload: Workload, cluster: Cluster, numbers: Sequence[int], *, strong: bool) -> Iterator[str]:
+    every = iter(predicted(workload, [Case(cluster, ranks, each, strong) for each in STRATEGIES for ranks in numbers]))
+    table = {strategy.name: [next(every) for _ in numbers] for strategy in STRATEGIES}
+    yield _hosts(cluster)
     yield ""
     names = list(table)
     yield "ranks " + "".join(f"{name:>22}" for name in names)
@@ -69,10 +106,27 @@ def _lines(workload: Workload, cluster: Cluster, most: int, *, strong: bool) -> 
     memory = [f"{name} {text_of_bytes(table[name][-1].memory)}" for name in names if name[:4] in ("allr", "ZeRO")]
     yield f"memory of a rank with {numbers[-1]}: {', '.join(memory)}"
     yield from _advice(table, numbers, cluster)
+    if workload.steps:
+        yield from _time_to_train(workload, cluster, numbers)
 
 
 def _cell(it: Prediction) -> str:
     return f"{text_of_seconds(it.step):>14}  {it.efficiency:>6.0%}"
+
+
+def _time_to_train(workload: Workload, cluster: Cluster, numbers: Sequence[int]) -> Iterator[str]:
+    yield ""
+    of = "one rank" if workload.ranks == 1 else f"{workload.ranks} ranks"
+    yield f"time to train with an allreduce: {workload.steps:.0f} steps of {of}"
+    yield f"ranks {'weak scaling':>22}{'strong scaling':>22}"
+    plain = [Case(cluster, ranks, STRATEGIES[0], strong) for ranks in numbers for strong in (False, True)]
+    times = [
+        text_of_hours(its.step * steps_to_train(workload, case.ranks, strong=case.strong))
+        for case, its in zip(plain, predicted(workload, plain), strict=True)
+    ]
+    for index, ranks in enumerate(numbers):
+        yield f"{ranks:>5} " + "".join(f"{each:>22}" for each in times[2 * index : 2 * index + 2])
+    yield "Weak scaling has a larger batch with more ranks, and assumes that it learns as much of each sample."
 
 
 def _advice(table: dict[str, list[Prediction]], numbers: Sequence[int], cluster: Cluster) -> Iterator[str]:

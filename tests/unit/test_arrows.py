@@ -22,8 +22,8 @@ FLOORS = (
     {"runtime"},
     {"collectives"},
     {"gradients"},
-    {"reports"},
     {"predictions"},
+    {"reports"},
     {"elastic"},
     {"process_api"},
     {"__init__", "as_horovod"},
@@ -38,7 +38,7 @@ CORE_IMPORTS_WHEN_USED = {
 LAUNCHER_IMPORTS_WHEN_USED = {
     "config_file.py": {"yaml"},
     "call.py": {"cloudpickle"},
-    "cli.py": {"horovodish.predictions.table", "horovodish.reports.page"},
+    "cli.py": {"horovodish.reports.page", "horovodish.reports.prediction"},
     "run_report.py": {"horovodish.reports.page"},
     "metrics.py": {"prometheus_client", "prometheus_client.core"},
     "watch.py": {"rich.console", "rich.live", "rich.table", "rich.text"},

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from horovodish.predictions.cluster import Cluster, read_cluster
+from horovodish.predictions.presets import GPUS, INSIDE, LINKS
 from horovodish.predictions.quantities import QuantityError
-from horovodish.predictions.steps import STRATEGIES, predict
-from horovodish.predictions.table import numbers_of_ranks, run
-from horovodish.predictions.workload import Bucket, Workload, read_workload
+from horovodish.predictions.steps import PRECISIONS, STRATEGIES, Case, predict, predicted
+from horovodish.predictions.workload import Bucket, Workload, read_workload, recut
 from horovodish.reports.page import report
+from horovodish.reports.prediction import numbers_of_ranks, run
 from support.recorded import Bucket as Recorded
 from support.recorded import write_run
+
+
+def run_on(models: list[str], cluster: str | None, most: int, **how: Any) -> int:
+    usual: dict[str, Any] = {"strong": False, "ranks_per_host": None, "steps": None, "output": None}
+    return run(models, cluster, most, **{**usual, **how})
+
 
 NAMED = {strategy.name: strategy for strategy in STRATEGIES}
 ALL = NAMED["allreduce"]
@@ -59,6 +69,8 @@ def test_strategies() -> None:
     assert exposed["LocalSGD(8)"] == pytest.approx(exposed["allreduce"] / 8, rel=0.01)
     assert exposed["ZeRO-3"] == pytest.approx(exposed["allreduce"] * 1.5, rel=0.01)
     assert exposed["int8"] > predict(ONE_BUCKET, replace(ALONE, encode=1e12), 2, NAMED["int8"]).exposed
+    halves = replace(ONE_BUCKET, buckets=(Bucket(0.0, 100e6, element_bytes=2),))
+    assert predict(halves, ALONE, 2, NAMED["bfloat16"]) == predict(halves, ALONE, 2, ALL), "it is bfloat16 already"
     memory = {name: predict(ONE_BUCKET, ALONE, 4, strategy).memory for name, strategy in NAMED.items()}
     assert memory["allreduce"] == 400e6  # weights, gradients and two states
     assert memory["ZeRO-1"] == 250e6 and memory["ZeRO-2"] == 175e6 and memory["ZeRO-3"] == 100e6
@@ -88,23 +100,88 @@ def test_more_costs_more(buckets: list[tuple[float, float]], ranks: int, strateg
     assert slower.step >= its.step
 
 
+@given(
+    st.integers(1, 40),
+    st.sampled_from([100.0, 3e5, 4.2e6]),
+    st.sampled_from([0.0, 1e-5, 1e-3, 5e-3]),
+    st.sampled_from(STRATEGIES),
+    st.sampled_from([2, 8, 64]),
+)
+def test_a_run_of_buckets_is_as_its_buckets_one_by_one(
+    count: int, length: float, spacing: float, strategy: object, ranks: int
+) -> None:
+    run_of = tuple(Bucket(spacing * index, length) for index in range(count))
+    # An odd byte makes each bucket a run of its own.
+    single = tuple(replace(bucket, bytes=length + index % 2 * 1e-6) for index, bucket in enumerate(run_of))
+    for cluster in (ALONE, FAST, replace(FAST, memory=1e8, bandwidth=1e8)):
+        steps = [
+            predict(Workload(0.2, buckets), cluster, ranks, strategy).step  # type: ignore[arg-type]
+            for buckets in (run_of, single)
+        ]
+        assert steps[0] == pytest.approx(steps[1], rel=1e-9)
+
+
+def test_cases_at_once_are_as_each_alone() -> None:
+    cases = [
+        Case(cluster, ranks, strategy, strong)
+        for cluster in (FAST, ALONE)
+        for ranks in (1, 2, 12)
+        for strategy in STRATEGIES
+        for strong in (False, True)
+    ]
+    workload = Workload(0.2, (Bucket(0.0, 3e6), Bucket(0.01, 8e6, 2)), spread=0.1)
+    alone = [predict(workload, case.cluster, case.ranks, case.strategy, strong=case.strong) for case in cases]
+    assert predicted(workload, cases) == alone
+
+
 def test_a_report_says_what_a_step_does(tmp_path: Path) -> None:
     buckets = [Recorded("bucket 0", 8 << 20, 0.5, 2, 12), Recorded("bucket 1", 4 << 20, 1.0, 2, 12)]
     assert (
         report(write_run(tmp_path, lambda rank, _: 50 if rank == 1 else 40, buckets), str(tmp_path / "page.html")) == 0
     )
-    its = read_workload(tmp_path / "page.html")
+    its = read_workload(tmp_path / "page.html", FAST)
     assert (its.ranks, its.spread, its.work) == (4, pytest.approx(0), pytest.approx(0.0425))
     assert [bucket.bytes for bucket in its.buckets] == [8 << 20, 4 << 20]
+    assert [(bucket.tensors, bucket.element_bytes) for bucket in its.buckets] == [(12, 4), (12, 4)]
     assert [bucket.ready for bucket in its.buckets] == pytest.approx([0.020, 0.040])
+
+
+def test_another_fusion_threshold_cuts_the_same_tensors() -> None:
+    its = Workload(0.1, (Bucket(0.02, 4e6, tensors=2), Bucket(0.03, 1e6), Bucket(0.06, 9e6, tensors=3)))
+    cut = recut(its, 5_000_000)
+    assert [(each.bytes, each.tensors) for each in cut.buckets] == [(2e6, 1), (3e6, 2), (3e6, 1), (3e6, 1), (3e6, 1)]
+    assert [each.ready for each in cut.buckets] == pytest.approx([0.01, 0.03, 0.04, 0.05, 0.06])
+    assert recut(its, 100_000_000).bytes == its.bytes and len(recut(its, 100_000_000).buckets) == 2
 
 
 def test_a_description(tmp_path: Path) -> None:
     path = tmp_path / "model.yaml"
     path.write_text("parameters: 25 M\nstep: 90 ms\nfusion_threshold: 25 MB\noptimizer: momentum\nactivations: 1 GB\n")
-    its = read_workload(path)
+    its = read_workload(path, FAST)
     assert its.work == 0.09 and its.bytes == 100e6 and len(its.buckets) == 4 and its.states == 1
     assert [bucket.ready for bucket in its.buckets] == pytest.approx([0, 0.015, 0.030, 0.045])
+
+
+def test_a_description_in_operations(tmp_path: Path) -> None:
+    path = tmp_path / "model.yaml"
+    path.write_text("parameters: 1 B\ndtype: bfloat16\nflops: 124.8 T\nsamples: 1 M\nbatch: 100\nepochs: 3\n")
+    its = read_workload(path, replace(FAST, gpu=GPUS["a100"]))
+    assert its.work == pytest.approx(1.0 + 7 * 2e9 / 2039e9) and its.buckets[0].element_bytes == 2
+    assert its.steps == 30_000
+
+
+def test_a_cluster_of_known_parts(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("link: infiniband-ndr\ninside: nvlink-4\ngpu: h200\nranks_per_host: 4\nlatency: 3 us\n")
+    its = read_cluster(path)
+    assert (its.bandwidth, its.latency, its.rank_memory) == (50e9, 3e-6, 141e9)
+    assert its.memory == pytest.approx(450e9 * 4 / 6)
+
+
+def test_sources_are_pages_of_standards_and_vendors() -> None:
+    sources = [each.source for known in (LINKS, INSIDE, GPUS) for each in known.values() if each.source]  # type: ignore[attr-defined]
+    hosts = {source.split("/")[2] for source in sources}
+    assert hosts == {"www.ieee802.org", "www.infinibandta.org", "www.nvidia.com", "images.nvidia.com"}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +193,9 @@ def test_a_description(tmp_path: Path) -> None:
         ("bandwidth: 0 Gbit/s", "bandwidth must be more than 0"),
         ("memory: 1 GB", "'1 GB' is not accepted: write it with its unit, such as 25 Gbit/s"),
         ("ranks_per_host: 0", "line 1: ranks_per_host: '0' is not a number of ranks"),
-        ("link: carrier-pigeon", "'carrier-pigeon' is not a link; known are ethernet-1g"),
+        ("link: carrier-pigeon", "line 1: link: 'carrier-pigeon' is not a link; known are ethernet-1g"),
+        ("gpu: abacus", "line 1: gpu: 'abacus' is not a GPU; known are v100"),
+        ("inside: wire", "line 1: inside: 'wire' is not a link inside of a host; known are pcie-4"),
         ("wake: 1 us\nwake: 2 us", "line 2: wake is there twice"),
         ("wake: [1, 2]", "line 1: wake takes one value"),
         ("- 1", "line 1: the file must consist of lines such as"),
@@ -135,7 +214,14 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("model.yaml", "parameters: 1 M", "lacks step"),
+        ("model.yaml", "parameters: 1 M", "model.yaml lacks step, such as step: 90 ms; or flops"),
+        (
+            "model.yaml",
+            "parameters: 1 M\nflops: 1 T",
+            "flops needs the GPU in the file of --cluster, such as gpu: a100",
+        ),
+        ("model.yaml", "parameters: 1 M\nstep: 1 s\nepochs: 2", "lacks batch and samples: the time to train needs"),
+        ("model.yaml", "parameters: 1 M\nstep: 1 s\nsamples: 2\nbatch: 0", "batch must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 90", "'90' is not accepted"),
         ("model.yaml", "parameters: 0\nstep: 90 ms", "must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\ndtype: int3", "'int3' is not one of float32"),
@@ -147,7 +233,7 @@ def test_a_model_that_makes_no_sense(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, said: str
 ) -> None:
     (tmp_path / name).write_text(text)
-    assert run(str(tmp_path / name), None, 8, strong=False, ranks_per_host=None) == 1
+    assert run_on([str(tmp_path / name)], None, 8) == 1
     out, error = capsys.readouterr()
     assert said in error and error.count("\n") == 1 and not out
 
@@ -156,11 +242,56 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.yaml").write_text("parameters: 100 M\nstep: 200 ms\n")
     (tmp_path / "cluster.yaml").write_text("link: ethernet-1g\nranks_per_host: 2\nrank_memory: 1.1 GB\n")
     model, cluster = str(tmp_path / "model.yaml"), str(tmp_path / "cluster.yaml")
-    assert run(model, cluster, 12, strong=False, ranks_per_host=None) == 0
-    first, _, *_, advice, memory = capsys.readouterr().out.splitlines()
-    assert first == (
-        "a step with 200 ms of own work and 400 MB of gradients in 96 buckets; hosts of 2 ranks, 1 Gbit/s, 50 us"
-    )
+    assert run_on([model], cluster, 12) == 0
+    first, second, *_, advice, memory = capsys.readouterr().out.splitlines()
+    assert first == f"{model}: a step with 200 ms of own work and 400 MB of gradients in 96 buckets"
+    assert second == "hosts of 2 ranks, 1 Gbit/s, 50 us; a host reduces 5 GB/s"
     assert advice.startswith("From 4 ranks on an allreduce is below 90%: ")
     assert memory == "A rank has 1.1 GB, in which ZeRO-1 fits."
     assert numbers_of_ranks(12) == [1, 2, 4, 8, 12] and numbers_of_ranks(1) == [1]
+
+
+def test_the_time_to_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.yaml").write_text("parameters: 1\nstep: 36 s\n")
+    assert run_on([str(tmp_path / "model.yaml")], None, 2, steps=1000) == 0
+    out = capsys.readouterr().out
+    assert "time to train with an allreduce: 1000 steps of one rank" in out
+    assert re.search(r"^ +1 +10 h +10 h$", out, re.MULTILINE) and re.search(r"^ +2 +5 h +5 h$", out, re.MULTILINE)
+
+
+def embedded(page: Path) -> Any:
+    found = re.search(r'<script type="application/json" id="report">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found
+    return json.loads(found[1])
+
+
+def test_the_page_has_what_is_predicted(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("parameters: 100 M\nstep: 200 ms\nsamples: 6400\nbatch: 64\n")
+    (tmp_path / "<b>.yaml").write_text("parameters: 10 M\nstep: 200 ms\n")
+    models, output = [str(tmp_path / name) for name in ("a.yaml", "<b>.yaml")], tmp_path / "page.html"
+    assert run_on(models, None, 12, output=str(output)) == 0
+    text, its = output.read_text(), embedded(output)["prediction"]
+    assert len(text) < 2_000_000 and "&lt;b&gt;.yaml" in text and "<b>.yaml" not in text
+    assert not re.findall(r'(?:src|href)="?http|@import|url\(', text), "the page needs no network"
+    assert its["ranks"] == [1, 2, 4, 8, 12] and len(its["models"]) == 2
+    shown = {name: index for index, name in enumerate(its["strategies"])}
+    link = 1 + list(LINKS).index("ethernet-10g")
+    cluster = replace(Cluster(), bandwidth=LINKS["ethernet-10g"].bandwidth, latency=LINKS["ethernet-10g"].latency)
+    workload = read_workload(Path(models[0]), cluster)
+    expected = predict(workload, cluster, 12, replace(NAMED["ZeRO-3"], precision=PRECISIONS[1]), strong=True)
+    first = its["models"][0]
+    assert first["exposed"][1][link][shown["ZeRO-3"]][1][4] == pytest.approx(expected.exposed, rel=1e-4)
+    assert first["own"][1][4] == pytest.approx(workload.work / 12, rel=1e-4)
+    assert first["memory"][shown["ZeRO-3"]][4] == pytest.approx(expected.memory, rel=1e-4)
+    assert first["steps"] == [[100, 50, 25, 12.5, 100 / 12], [100] * 5]
+    for name, index in shown.items():
+        refuses = first["exposed"][0][0][index][2] is None
+        assert refuses == name.startswith("ZeRO"), "shard= refuses codecs"
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.yaml").write_text("parameters: 1 M\nstep: 1 s\n")
+    assert run_on([str(tmp_path / "model.yaml")], None, 2, output=str(tmp_path / "no" / "page.html")) == 1
+    assert (
+        capsys.readouterr().err == f"horovodish: {tmp_path}/no/page.html cannot be written: No such file or directory\n"
+    )

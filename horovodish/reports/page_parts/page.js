@@ -11,10 +11,16 @@ function draw(element) {
     label: one.label, stroke: color(one.color), width: one.fill ? 1 : 1.5, fill: one.fill ? color(one.color) : undefined,
     value: (_, value) => (value == null ? "-" : value.toPrecision(3) + " " + chart.unit),
   }));
+  const decades = (_, splits) => splits.map((value) => (Math.log10(value) % 1 ? null : value));
+  const values = (_, splits) => splits.map((value) => (value === null ? "" : String(value)));
+  const high = chart.low ? { grid: { ...axis.grid, filter: decades }, values } : {};
   const options = {
-    width: element.clientWidth, height: 240, series: [{ label: "step" }, ...series],
-    scales: { x: { time: false }, y: { range: () => [0, chart.top * 1.05 || 1] } },
-    axes: [{ ...axis, label: "step", stroke: color("soft") }, { ...axis, label: chart.unit, size: 64 }],
+    width: element.clientWidth, height: 240, series: [{ label: chart.x ?? "step" }, ...series],
+    scales: {
+      x: { time: false, distr: chart.log ? 3 : 1, log: chart.log ?? 10 },
+      y: chart.low ? { distr: 3, range: () => [chart.low, chart.top * 1.05] } : { range: () => [0, chart.top * 1.05 || 1] },
+    },
+    axes: [{ ...axis, label: chart.x ?? "step", stroke: color("soft") }, { ...axis, label: chart.unit, size: 64, ...high }],
   };
   const plot = new uPlot(options, chart.data, element);
   const steps = chart.data[0];
