@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from horovodish.gradients.plan import Payload, plan_buckets
 from horovodish.predictions.cluster import Cluster
 from horovodish.predictions.quantities import QuantityError, count, read_yaml, seconds, size
 
-__all__ = ["Bucket", "Workload", "read_workload", "recut"]
+__all__ = ["Bucket", "Workload", "read_workload", "recut", "workload_from"]
 
 FUSION_BYTES = 4 << 20
 _REPORT = re.compile(r'<script type="application/json" id="report">(.*?)</script>', re.DOTALL)
@@ -118,7 +119,11 @@ def _of_page(path: Path) -> Workload:
     known: dict[str, Any] = json.loads(found[1]) if found else {}
     if "workload" not in known:
         raise QuantityError(f"{path} is no page of `horovodish report`, or of a run without steps")
-    its = known["workload"]
+    return workload_from(known["workload"])
+
+
+def workload_from(its: Mapping[str, Any]) -> Workload:
+    """The workload that a report has found."""
     buckets = tuple(
         Bucket(float(ready), float(length), int(element), int(tensors))
         for ready, length, element, tensors in its["buckets"]

@@ -223,7 +223,8 @@ def workload_of(figures: Figures) -> dict[str, Any] | None:
     )
     means = np.array([float(np.median(each)) for each in work])
     spread = float(np.median([each.std() for each in work])) / max(float(means.mean()), 1e-9)
-    return {"work": float(means.mean()), "buckets": ready, "spread": spread, "ranks": len(figures.records)}
+    ranks = len(figures.records) + len(figures.missing)
+    return {"work": float(means.mean()), "buckets": ready, "spread": spread, "ranks": ranks}
 
 
 def _whole_steps(records: RankRecords) -> _Ints:

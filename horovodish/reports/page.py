@@ -19,6 +19,7 @@ from horovodish.reports.document import Data, document, drawn, findings, table
 from horovodish.reports.durations import text_of_bytes, text_of_seconds
 from horovodish.reports.figures import Figures, figures_of, workload_of
 from horovodish.reports.merge_traces import SUFFIX, events_beside
+from horovodish.reports.outlook import outlook
 from horovodish.reports.picture import step_picture
 from horovodish.reports.records import NothingRecordedError, RecordsError, read, trace_events
 
@@ -147,6 +148,7 @@ def _page(worlds: Sequence[Figures], events: Sequence[tuple[float, str]], names:
         + "".join(sections)
         + ("" if names.hidden else _elastic_events(events, int(worlds[0].records[0].about["begun"]) / 1e9))
         + _about(about, names)
+        + f"<h2>What more ranks would give</h2>{findings(outlook(main))}"
     )
     return document("Report of a run", body, data)
 

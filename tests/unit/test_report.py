@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from horovodish.reports.diagnosis import sentences
 from horovodish.reports.durations import text_of_bytes, text_of_seconds
-from horovodish.reports.figures import Figures, Spans, figures_of
+from horovodish.reports.figures import Figures, Spans, figures_of, workload_of
+from horovodish.reports.outlook import outlook
 from horovodish.reports.page import report
 from horovodish.reports.records import read
 from support.recorded import Bucket, objects, write_run
@@ -281,3 +282,37 @@ def test_spans_against_counting(spans: list[tuple[int, int]], times: list[int]) 
     covered = {moment for a, n in spans for moment in range(a, a + n)}
     expected = [sum(moment < time for moment in covered) for time in times]
     assert union.before(np.array(times, np.int64)).tolist() == expected
+
+
+def test_the_end_says_what_more_ranks_would_give(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    slow = [Bucket("bucket 0", 100_000_000, 1.0, 20, 25)]
+    files = write_run(tmp_path, lambda *_: 40, slow)
+    assert report(files, str(page)) == 0
+    assumed, four, sixteen, threshold = outlook(figures(files))
+    assert page.read_text().index("What more ranks would give") > page.read_text().index("Versions and settings")
+    assert "the prediction is a step of" in assumed and assumed.endswith("measured were 60 ms.")
+    assert "hosts of 4 ranks, and links of 25 Gbit/s and 20 us between them" in assumed
+    assert assumed in page.read_text()
+    gains = [[float(gain) for gain in re.findall(r"([\d.]+) times", text)] for text in (four, sixteen)]
+    assert four.startswith("With 16 ranks, ") and sixteen.startswith("With 64 ranks, ")
+    assert 0 < gains[0][0] < gains[0][1] <= 4 and gains[0][0] < gains[1][0] < gains[1][1] <= 16
+    # Of 25 tensors of 4 MB, the first 24 are reduced behind the backward pass if they are buckets of their own.
+    assert re.match(r"A fusion threshold of \d MB would give a step of 4\d\.\d ms instead of 60", threshold), threshold
+
+
+def test_the_end_of_a_run_with_little(tmp_path: Path) -> None:
+    assert outlook(figures(write_run(tmp_path, lambda *_: 40, BUCKETS, every=4))) == [
+        "Nothing is predicted: a prediction takes steps of a wrapped optimizer that reduce the same buckets."
+    ]
+    slow = write_run(tmp_path, lambda *_: 40, [Bucket("bucket 0", 8 << 20, 1.0, 60)])
+    assumed, nothing = outlook(figures(slow))
+    assert assumed.endswith("measured were 100 ms.") and nothing.startswith("That does not fit, so nothing more is")
+    hidden = [Bucket("bucket 0", 4 << 10, 0.5, 1)]
+    *_, threshold = outlook(figures(write_run(tmp_path, lambda *_: 40, hidden)))
+    assert threshold == "No fusion threshold from 1 to 128 MB would make the step 2% shorter."
+
+
+def test_ranks_without_records_have_a_share_of_the_batch(tmp_path: Path) -> None:
+    known = workload_of(figures(write_run(tmp_path, lambda *_: 40, BUCKETS)[:2]))
+    assert known is not None and known["ranks"] == 4
