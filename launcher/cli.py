@@ -23,6 +23,7 @@ from horovodish.launcher.flags import (
 )
 from horovodish.launcher.job.output import say
 from horovodish.launcher.options import EXAMPLE, launch_options
+from horovodish.launcher.own_python import module_command
 from horovodish.launcher.report.check import check
 from horovodish.launcher.report.libraries import conflict
 from horovodish.launcher.run import run
@@ -30,6 +31,7 @@ from horovodish.launcher.status.show import show
 from horovodish.reports.merge_traces import merge
 from horovodish.settings import AGENT_SECRET_VARIABLE
 
+CALIBRATE = "horovodish predict --calibrate CLUSTER.yaml -np 8 -H alpha:4,beta:4"
 USAGE_ERROR = 2
 INTERRUPTED = 130
 STARTERS = ("torchrun", "mpirun", "mpiexec", "horovodrun")
@@ -67,9 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 from horovodish.reports import page  # the launcher starts without NumPy
 
                 return page.report(asked.files, asked.output, without_names=asked.without_names)
+            case ["predict", "--calibrate", *rest]:
+                return _calibrate(rest)
             case ["predict", *rest]:
                 predicts = predict_parser()
                 of = predicts.parse(rest)
+                if of.calibrate:
+                    predicts.error(f"--calibrate comes first: {CALIBRATE}")
                 if not of.models:
                     predicts.error("the following arguments are required: FILE")
                 from horovodish.reports import prediction  # the launcher starts without NumPy
@@ -141,6 +147,24 @@ def _run(arguments: Sequence[str]) -> int:
     for notice in notices_without_effect(parsed):
         say(notice)
     return run(options, os.environ)
+
+
+def _calibrate(arguments: Sequence[str]) -> int:
+    """Starts the program that measures a cluster, with the flags of `horovodish run`."""
+    predicts = predict_parser()
+    match arguments:
+        case [output, *flags] if not output.startswith("-"):
+            pass
+        case _:
+            predicts.error(f"--calibrate needs the name of a file first: {CALIBRATE}")
+    folder = os.path.dirname(os.path.abspath(output))
+    if os.path.isdir(output):
+        predicts.error(f"--calibrate {output}: that is a folder; name a file in it")
+    if not os.path.isdir(folder):
+        predicts.error(f"--calibrate {output}: there is no folder {folder}")
+    if command := run_parser().parse(flags).command:
+        predicts.error(f"--calibrate starts a program of its own: leave out {' '.join(command)}")
+    return _run([*flags, "--", *module_command("horovodish.predictions.calibrate", output)])
 
 
 def _without_command(arguments: Sequence[str]) -> int:

@@ -223,6 +223,10 @@ def predict_parser() -> Parser:
     charts = "write a page with sliders and charts over what is predicted"
     predicts.add_argument("-o", "--output", metavar="PAGE", help=charts)
     predicts.add_argument("--cluster", metavar="FILE", help="YAML file that describes the machines and their links")
+    measures = (
+        "write FILE from what this cluster takes; flags of horovodish run follow, such as -np 8 -H alpha:4,beta:4"
+    )
+    predicts.add_argument("--calibrate", metavar="FILE", help=measures)
     predicts.add_argument("--ranks", type=_most_ranks, default=4096, metavar="N", help="up to N; default: %(default)s")
     predicts.add_argument("--ranks-per-host", type=_most_ranks, metavar="N", help="in place of that of the cluster")
     shares = "all ranks together have the batch that the run had (strong scaling)"

@@ -1,14 +1,12 @@
-"""Measures a cluster for `horovodish predict`:
-
-horovodish run -np 8 -H alpha:4,beta:4 python -m horovodish.predictions.calibrate CLUSTER.yaml
+"""What the ranks of `horovodish predict --calibrate CLUSTER.yaml` run.
 
 The ranks of each host reduce among themselves, then the first ranks of all hosts. It takes some seconds.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -81,16 +79,19 @@ def measured() -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("output", metavar="CLUSTER.yaml")
-    output = Path(parser.parse_args().output)
+    """Rank 0 writes the file, whose name is the argument."""
+    output = Path(sys.argv[1])
     hvd.init()
     lines = measured()
     if hvd.rank() == 0:
+        text = "".join(f"{key}: {value}\n" for key, value in lines.items())
+        print(text, end="")
         if "bandwidth" not in lines:
-            print("one host: the link between hosts was not measured; add `link:` to the file")
-        output.write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))
-        print(output.read_text(), end="")
+            print("One host has no link to measure: add `link:` to the file.")
+        try:
+            output.write_text(text)
+        except OSError as problem:
+            sys.exit(f"{output} cannot be written by rank 0: {problem.strerror}. What was measured is printed above.")
 
 
 if __name__ == "__main__":
