@@ -44,8 +44,12 @@ class Cluster:
     gpu: Gpu | None = None
 
 
-def read_cluster(path: Path) -> Cluster:
+def read_cluster(path: Path, ranks_per_host: int | None = None) -> Cluster:
     """The cluster of a YAML file, whose keys are the attributes of `Cluster`, and `link` and `inside` for known links.
+
+    Args:
+        path: of the file.
+        ranks_per_host: in place of that of the file.
 
     Raises:
         QuantityError: it makes no sense.
@@ -69,6 +73,8 @@ def read_cluster(path: Path) -> Cluster:
     for key in ("bandwidth", "memory", "efficiency", "encode"):
         if values.get(key, 1.0) <= 0:
             raise QuantityError(f"{path}: {key} must be more than 0")
+    if ranks_per_host:
+        values["ranks_per_host"] = ranks_per_host
     # What is given itself goes before what follows from a name.
     if link := values.pop("link", None):
         values = {"bandwidth": link.bandwidth, "latency": link.latency, **values}

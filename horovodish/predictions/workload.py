@@ -116,10 +116,12 @@ def _of_page(path: Path) -> Workload:
         found = _REPORT.search(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as problem:
         raise QuantityError(f"{path} cannot be read: {problem.strerror}") from problem
-    known: dict[str, Any] = json.loads(found[1]) if found else {}
-    if "workload" not in known:
-        raise QuantityError(f"{path} is no page of `horovodish report`, or of a run without steps")
-    return workload_from(known["workload"])
+    try:
+        known = json.loads(found[1]) if found else {}
+        return workload_from(known["workload"])
+    except (KeyError, TypeError, ValueError) as problem:
+        remedy = "name a page of `horovodish report`, of a run with steps; make a page of another version again"
+        raise QuantityError(f"{path} says nothing about steps that this version can read: {remedy}") from problem
 
 
 def workload_from(its: Mapping[str, Any]) -> Workload:

@@ -12,7 +12,7 @@ from horovodish.predictions.quantities import QuantityError
 from horovodish.predictions.steps import STRATEGIES, Case, Prediction, predicted, steps_to_train
 from horovodish.predictions.workload import Workload, read_workload
 from horovodish.reports.durations import text_of_bytes, text_of_hours, text_of_seconds
-from horovodish.reports.prediction_page import prediction_page
+from horovodish.reports.prediction_page import WEAK_SCALING, prediction_page
 
 __all__ = ["run"]
 
@@ -41,10 +41,11 @@ def run(
         steps: of the training, with as many ranks as the run had; in place of those of the description.
         output: where the page goes; None: there is none.
     """
+    if output and Path(output).resolve() in {Path(model).resolve() for model in models}:
+        return _failed(f"{output} is what to predict from: give the page of the prediction another name")
     try:
-        machines = read_cluster(Path(cluster)) if cluster else Cluster()
-        if ranks_per_host:
-            machines = replace(machines, ranks_per_host=ranks_per_host)
+        usual = Cluster(ranks_per_host=ranks_per_host or Cluster.ranks_per_host)
+        machines = read_cluster(Path(cluster), ranks_per_host) if cluster else usual
         workloads = {model: read_workload(Path(model), machines) for model in models}
     except QuantityError as problem:
         return _failed(str(problem))
@@ -126,7 +127,7 @@ def _time_to_train(workload: Workload, cluster: Cluster, numbers: Sequence[int])
     ]
     for index, ranks in enumerate(numbers):
         yield f"{ranks:>5} " + "".join(f"{each:>22}" for each in times[2 * index : 2 * index + 2])
-    yield "Weak scaling has a larger batch with more ranks, and assumes that it learns as much of each sample."
+    yield WEAK_SCALING
 
 
 def _advice(table: dict[str, list[Prediction]], numbers: Sequence[int], cluster: Cluster) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The page of `horovodish predict -o page.html`: what was computed, with sliders and choosers over it."""
+"""The page of `horovodish predict -o prediction.html`: what was computed, with sliders and choosers over it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from horovodish.predictions.steps import PRECISIONS, STRATEGIES, Case, Precision
 from horovodish.predictions.workload import Workload
 from horovodish.reports.document import Data, document, drawn
 
-__all__ = ["prediction_page"]
+__all__ = ["WEAK_SCALING", "prediction_page"]
+
+WEAK_SCALING = "Weak scaling has a larger batch with more ranks, and assumes that it learns as much of each sample."
+LEFT_OUT = (
+    "Left out are: other traffic on the network, switches that cannot carry all hosts at once, processors that both "
+    "compute and reduce, and a batch that becomes too small for a processor."
+)
 
 STRATEGIES_SHOWN = [strategy for strategy in STRATEGIES if strategy.precision is PRECISIONS[0]]
 SCALINGS = ("weak: a batch for each rank", "strong: one batch for all")
@@ -66,11 +72,12 @@ def prediction_page(
         f"</figure>{_as_table('strategies')}"
     )
     for number, title in enumerate(CHARTS):
-        chart = {"unit": "", "x": "ranks", "log": 2, "series": [], "data": [numbers], "top": 0}
-        if title == CHARTS[-1]:
-            chart["logarithmic"] = True
-        name = ' id="time"' if title == CHARTS[-1] else ""
-        body += f"<div{name}><h2>{title}</h2><figure>{drawn(data, chart)}</figure>{_as_table(f'table{number}')}</div>"
+        of_time = title == CHARTS[-1]
+        chart = {"unit": "", "x": "ranks", "log": 2, "series": [], "data": [numbers], "top": 0, "logarithmic": of_time}
+        name, note = (' id="time"', f"<p class=soft>{WEAK_SCALING}</p>") if of_time else ("", "")
+        figure = f"<figure>{drawn(data, chart)}</figure>{_as_table(f'table{number}')}"
+        body += f"<div{name}><h2>{title}</h2>{figure}{note}</div>"
+    body += f"<p class=soft>{LEFT_OUT}</p>"
     return document("What more ranks would give", body, data, "prediction")
 
 

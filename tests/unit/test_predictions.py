@@ -28,6 +28,7 @@ def run_on(models: list[str], cluster: str | None, most: int, **how: Any) -> int
     return run(models, cluster, most, **{**usual, **how})
 
 
+DAMAGED = '<script type="application/json" id="report">{}</script>'
 NAMED = {strategy.name: strategy for strategy in STRATEGIES}
 ALL = NAMED["allreduce"]
 FAST = Cluster(ranks_per_host=4, bandwidth=1e9, latency=1e-6, memory=10e9, wake=1e-6, operation=1e-6, efficiency=1.0)
@@ -176,6 +177,7 @@ def test_a_cluster_of_known_parts(tmp_path: Path) -> None:
     its = read_cluster(path)
     assert (its.bandwidth, its.latency, its.rank_memory) == (50e9, 3e-6, 141e9)
     assert its.memory == pytest.approx(450e9 * 4 / 6)
+    assert read_cluster(path, ranks_per_host=2).memory == pytest.approx(450e9)
 
 
 def test_sources_are_pages_of_standards_and_vendors() -> None:
@@ -225,7 +227,13 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> 
         ("model.yaml", "parameters: 1 M\nstep: 90", "'90' is not accepted"),
         ("model.yaml", "parameters: 0\nstep: 90 ms", "must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\ndtype: int3", "'int3' is not one of float32"),
-        ("page.html", "<p>", "is no page of `horovodish report`"),
+        (
+            "page.html",
+            "<p>",
+            "page.html says nothing about steps that this version can read: name a page of `horovodish",
+        ),
+        ("page.html", DAMAGED.format("{"), "page.html says nothing about steps that this version can read"),
+        ("page.html", DAMAGED.format('{"workload": {"buckets": [[1, 2]]}}'), "make a page of another version again"),
         ("model.json", "{}", "give a page of `horovodish report` (.html) or the description of a model (.yaml)"),
     ],
 )
@@ -249,6 +257,18 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert advice.startswith("From 4 ranks on an allreduce is below 90%: ")
     assert memory == "A rank has 1.1 GB, in which ZeRO-1 fits."
     assert numbers_of_ranks(12) == [1, 2, 4, 8, 12] and numbers_of_ranks(1) == [1]
+
+
+def test_seven_billion_parameters_on_a_slow_link(tmp_path: Path) -> None:
+    """The example of docs/predict.md."""
+    (tmp_path / "cluster.yaml").write_text("ranks_per_host: 8\nlink: ethernet-25g\ninside: nvlink-3\ngpu: a100\n")
+    (tmp_path / "model.yaml").write_text("parameters: 7 B\ndtype: bfloat16\nflops: 688 T\n")
+    cluster = read_cluster(tmp_path / "cluster.yaml")
+    workload = read_workload(tmp_path / "model.yaml", cluster)
+    efficiency = {ranks: predict(workload, cluster, ranks, ALL).efficiency for ranks in (8, 16, 32, 64)}
+    assert efficiency[8] > 0.95 and efficiency[16] > 0.8 and efficiency[32] < 0.65 and efficiency[64] < 0.55
+    fast = replace(cluster, bandwidth=LINKS["ethernet-100g"].bandwidth)
+    assert predict(workload, fast, 64, ALL).efficiency > 0.9
 
 
 def test_the_time_to_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,8 +310,11 @@ def test_the_page_has_what_is_predicted(tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "model.yaml").write_text("parameters: 1 M\nstep: 1 s\n")
-    assert run_on([str(tmp_path / "model.yaml")], None, 2, output=str(tmp_path / "no" / "page.html")) == 1
-    assert (
-        capsys.readouterr().err == f"horovodish: {tmp_path}/no/page.html cannot be written: No such file or directory\n"
-    )
+    model, nowhere = tmp_path / "model.yaml", tmp_path / "no" / "page.html"
+    model.write_text("parameters: 1 M\nstep: 1 s\n")
+    assert run_on([str(model)], None, 2, output=str(nowhere)) == 1
+    assert run_on([str(model)], None, 2, output=f"{tmp_path}/../{tmp_path.name}/model.yaml") == 1
+    assert model.read_text().startswith("parameters")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"horovodish: {nowhere} cannot be written: No such file or directory"
+    assert second.endswith("model.yaml is what to predict from: give the page of the prediction another name")
