@@ -211,16 +211,11 @@ def _ends(buckets: Sequence[Bucket], routes: Sequence[_Route]) -> dict[_Route, f
         # Chunks enter the link evenly, so the first or the last one says when it is through with all. For the same
         # reason, the first or the last bucket of a run says when the run is through.
         begins = np.maximum(entered, run[0].ready * share + links.agreement) + links.operation
-        first, first_entered = begins + its.first_copy, begins + its.copies
-        each = links.operation + its.copies
-        entered = np.maximum(first_entered + more * each, run[-1].ready * share + links.agreement + each)
+        first, takes = begins + its.first_copy, links.operation + its.copies
+        entered = np.maximum(begins + its.copies + more * takes, run[-1].ready * share + links.agreement + takes)
         last = entered - its.copies + its.first_copy
-        exchanged = np.maximum.reduce([
-            np.maximum(exchanged, first) + len(run) * its.exchanges,
-            first_entered + its.last_exchange + more * its.exchanges,
-            last + its.exchanges,
-            entered + its.last_exchange,
-        ])  # fmt: skip
+        exchanged = np.maximum(np.maximum(exchanged, first) + more * its.exchanges, last) + its.exchanges
+        exchanged = np.maximum(exchanged, entered + its.last_exchange)
         left = np.maximum(left, exchanged + its.latency)
     return dict(zip(routes, left.tolist(), strict=True))
 
