@@ -217,7 +217,8 @@ def predict_parser() -> Parser:
         prog="horovodish predict",
         description="Says what a step would take with more ranks, simulated with the engine's own schedules:\n"
         "  horovodish predict page.html --cluster CLUSTER.yaml     from a report of a run\n"
-        "  horovodish predict MODEL.yaml --cluster CLUSTER.yaml    from a description",
+        "  horovodish predict MODEL.yaml --cluster CLUSTER.yaml    from a description\n"
+        "  horovodish predict --calibrate CLUSTER.yaml -np 8 -H alpha:4,beta:4    measure the machines",
     )
     predicts.add_argument("models", nargs="*", metavar="FILE", help="a page of horovodish report, or MODEL.yaml")
     charts = "write a page with sliders and charts over what is predicted"
