@@ -31,12 +31,13 @@ class Figure:
     spread: float = SPREAD
 
 
-# Batches of 64. The step of a P100 is that of the TensorFlow benchmarks: 142 and 154 images per second; 130 is assumed
-# for ResNet-101. PCIe 3.0 moves 16 GB/s, so that 4 GPUs reduce 10 GB/s.
+# Batches of 64. A P100 takes 142 and 154 images per second (https://www.tensorflow.org/performance/benchmarks); 130 is
+# assumed for ResNet-101. PCIe 3.0 is assumed to move 16 GB/s, so that 4 GPUs reduce 10 GB/s.
 _HOROVOD = "arXiv:1802.05799"
 _P100 = "ranks_per_host: 4\nlink: ethernet-25g\nmemory: 10 GB/s\n"
-# 32 images in 218 ms. NVLink of P100 moves 80 GB/s, so that 8 GPUs reduce 45 GB/s.
+# Assumed are 32 images in 218 ms, and NVLink of 80 GB/s, so that 8 GPUs reduce 45 GB/s.
 _BIG_BASIN = "ranks_per_host: 8\nbandwidth: 50 Gbit/s\nlatency: 20 us\nmemory: 45 GB/s\n"
+# Assumed are 90 ms for a step, and NVLink of 150 GB/s.
 _V100 = "ranks_per_host: 8\nlink: ethernet-100g\nmemory: 85 GB/s\n"
 # 16,384 tokens for each rank, with 6 operations for each token and parameter.
 _SEVEN_B = "parameters: 7 B\ndtype: bfloat16\nflops: 688 T\n"
