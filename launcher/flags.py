@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from horovodish.errors import SettingError
-from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags, count
+from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags, slots
 from horovodish.launcher.report.libraries import versions
 from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, TIMELINE, TUNING, WITHOUT_EFFECT, table
 
@@ -180,7 +180,7 @@ def agent_parser() -> Parser:
     )
     agents.add_argument("--join", required=True, metavar="ADDRESS:PORT", help="where the launcher waits")
     in_all = "ranks that run here (default: as many as there are GPUs, or else cores)"
-    agents.add_argument("--slots", type=count, metavar="N", help=in_all)
+    agents.add_argument("--slots", type=slots, metavar="N", help=in_all)
     return agents
 
 

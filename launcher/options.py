@@ -16,6 +16,7 @@ from typing import Any
 
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.allocation import (
+    MOST_RANKS_OF_HOST,
     MOST_SLOTS,
     Allocation,
     HostRanks,
@@ -50,6 +51,12 @@ def _ranks(text: str) -> int:
     if ranks > MOST_SLOTS:
         raise argparse.ArgumentTypeError(f"there can be {MOST_SLOTS} ranks at most")
     return ranks
+
+
+def slots(text: str) -> int:
+    if count(text) > MOST_RANKS_OF_HOST:
+        raise argparse.ArgumentTypeError(f"a host can have {MOST_RANKS_OF_HOST} ranks at most")
+    return int(text)
 
 
 def _port(text: str) -> int:
@@ -186,7 +193,7 @@ class LaunchOptions:
         _program,
     )
     slots_per_host: int | None = _elastic(
-        "--slots-per-host --slots", "slots of a host for which the program prints no number (default: 1)", "N", count
+        "--slots-per-host --slots", "slots of a host for which the program prints no number (default: 1)", "N", slots
     )
     reset_limit: int | None = _elastic(
         "--reset-limit", "how many times new processes may be started (0: never; default: no limit)", "N", _count_from_0

@@ -17,6 +17,9 @@ LONGEST_TEXT_BYTES = 1 << 20
 """How long a hostfile can be, and what a program prints."""
 MOST_SLOTS = 1 << 20
 """How many slots there can be in all."""
+MOST_RANKS_OF_HOST = 4096
+"""How many ranks a host can have. Each maps memory for all others, and 5700 ranks would need more than the 128 TiB that
+Linux has for a process."""
 MOST_LISTED = 4
 """How many hosts a message lists."""
 LONGEST_LINE = 1000
@@ -171,14 +174,24 @@ def assign_ranks(np: int, among: Allocation | None, *, oversubscribe: bool = Fal
         Every host that gets a rank, with its ranks, in the order of the ranks.
 
     Raises:
-        SettingError: there are more ranks than slots.
+        SettingError: there are more ranks than slots, or more than `MOST_RANKS_OF_HOST` on a host.
 
     Example:
         >>> assign_ranks(5, from_hosts_flag("a:2,b:4"))
         (HostRanks(host='a', ranks=range(0, 2)), HostRanks(host='b', ranks=range(2, 5)))
     """
-    if among is None:
-        return (HostRanks(THIS_HOST, range(np)),)
+    counts = {THIS_HOST: np} if among is None else _counts(np, among, oversubscribe=oversubscribe)
+    host_ranks, first = [], 0
+    for host, count in counts.items():
+        if count > MOST_RANKS_OF_HOST:
+            raise SettingError(f"{host} cannot have {count} ranks: a host can have {MOST_RANKS_OF_HOST} at most")
+        if count:
+            host_ranks.append(HostRanks(host, range(first, first + count)))
+            first += count
+    return tuple(host_ranks)
+
+
+def _counts(np: int, among: Allocation, *, oversubscribe: bool) -> dict[str, int]:
     if np > among.slots and not oversubscribe:
         raise SettingError(
             f"{np} ranks do not fit: {among.source} has {counted(among.slots, 'slot')} on "
@@ -196,12 +209,7 @@ def assign_ranks(np: int, among: Allocation | None, *, oversubscribe: bool = Fal
             left -= taken
         if left == before:
             raise SettingError(f"{np} ranks do not fit: {among.source} has max_slots={np - left} in all")
-    host_ranks, first = [], 0
-    for host, count in counts.items():
-        if count:
-            host_ranks.append(HostRanks(host.name, range(first, first + count)))
-            first += count
-    return tuple(host_ranks)
+    return {host.name: count for host, count in counts.items()}
 
 
 def counted(number: int, what: str) -> str:

@@ -93,8 +93,11 @@ def test_hosts_are_filled_in_order() -> None:
     assert assign_ranks(1, hosts) == (HostRanks("a", range(1)),)
 
 
-def test_this_host_takes_any_number_of_ranks() -> None:
+def test_this_host_takes_any_number_of_ranks_up_to_a_limit() -> None:
     assert assign_ranks(99, None) == (HostRanks("localhost", range(99)),)
+    for among, name in ((None, "localhost"), (from_hosts_flag("a:1000000"), "a")):
+        with pytest.raises(SettingError, match=f"{name} cannot have 4097 ranks: a host can have 4096 at most"):
+            assign_ranks(4097, among)
 
 
 def test_more_ranks_than_slots() -> None:
