@@ -5,18 +5,16 @@ import os
 import secrets
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 
 from horovodish.errors import LaunchError, SettingError
-from horovodish.launcher.agents.agent import key_of
-from horovodish.launcher.agents.meeting import Meeting, on_agents, write_program
+from horovodish.launcher.agents.agent import key_of, written
+from horovodish.launcher.agents.meeting import Meeting, on_agents, watch, write_program
 from horovodish.launcher.elastic.job import ElasticJob
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.hosts.allocation import counted, is_here
@@ -130,39 +128,17 @@ def _run_on_agents(options: LaunchOptions, environ: Mapping[str, str]) -> int:
     with opened as meeting:
         _, port, *own = meeting.contact.split()
         with_secret = "" if given else f"{AGENT_SECRET_VARIABLE}={secret} "
-        say(f"start {counted(options.agents, 'agent')}: {with_secret}horovodish agent --join {','.join(own)}:{port}")
+        say(f"start {counted(options.agents, 'agent')}: {with_secret}horovodish agent --join {written(own)}:{port}")
+        meeting.when_refused = lambda address: say_unless_stuck(
+            f"somebody at {address} may not join: an agent needs the same {AGENT_SECRET_VARIABLE} as the launcher"
+        )
         until = time.monotonic() + options.elastic_timeout
         meeting.gather(options.agents, until, progress.show, lambda: "", is_elastic=options.is_elastic)
         progress.show("")
         options = on_agents(options, meeting)
         if options.is_elastic:
             meeting.when_lost = lambda: say_unless_stuck(meeting.lost[-1])
-            return run(options, environ)
-        before = signal.signal(signal.SIGTERM, lambda *_: _end_early(meeting, before))
-        meeting.when_lost = lambda: os.kill(os.getpid(), signal.SIGTERM)
-        if meeting.lost:
-            raise LaunchError(meeting.lost[0])
-        status = run(options, environ)
-        meeting.when_lost = lambda: None
-        for lost in meeting.lost:
-            say(lost)
-        return status
-
-
-def _end_early(meeting: Meeting, before: Callable[[int, FrameType | None], object] | int | None) -> None:
-    """SIGTERM while there is no job yet to take it, or no longer one.
-
-    Args:
-        meeting: of the agents. If one is lost, that is why.
-        before: what SIGTERM did else.
-
-    Raises:
-        LaunchError: an agent is lost.
-    """
-    if meeting.lost:
-        raise LaunchError(meeting.lost[0])
-    signal.signal(signal.SIGTERM, before)
-    os.kill(os.getpid(), signal.SIGTERM)
+        return run(options, environ)
 
 
 def _runs_here(options: LaunchOptions) -> bool:
@@ -245,11 +221,15 @@ def _prepared(
         opened.callback(output.close)
         try:
             job = Job(command, environ, options, settings, folder, output, policy)
+            opened.callback(job.close)
+            if options.meeting and not options.is_elastic:  # an elastic job asks for the agents every second
+                agents = watch(options.meeting)
+                opened.callback(agents.close)
+                job.watch_agents(agents)
             if options.verbose:
                 say(f"{library.library} from {library.path}, started by {mpirun}")
                 say(shlex.join(command))
                 say(f"each rank runs: {shlex.join(options.command)}")
         except OSError as failure:
             raise LaunchError(f"the ranks cannot be started: {failure}") from failure
-        opened.callback(job.close)
         yield job

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import subprocess
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,17 +17,15 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovodish.errors import LaunchError
-from horovodish.launcher.agents.agent import agent_command, agent_input, last_line
+from horovodish.launcher.agents.agent import last_line, run_agent
 
 
 class Worker:
     """Runs an agent."""
 
-    def serve(self, given: bytes) -> str:
+    def serve(self, contact: str, number: int) -> str:
         """Returns why the agent has ended; nothing if it was told to."""
-        process = subprocess.Popen(agent_command(), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        _, said = process.communicate(given)
-        return said.decode(errors="replace").strip() if process.returncode else ""
+        return run_agent(contact, number)
 
 
 class Promise:
@@ -105,16 +103,20 @@ class Actors:
 
     def start(self, contact: str) -> None:
         """Starts the agents."""
-        self._ends = [each.serve.remote(agent_input(contact, n)) for n, each in enumerate(self._handles)]
+        self._ends = [each.serve.remote(contact, n) for n, each in enumerate(self._handles)]
 
-    def problem(self) -> str:
-        """Why an agent will not join; nothing if all may."""
-        ended, _ = ray.wait(self._ends, timeout=0)
+    def problem(self, within_seconds: float) -> str:
+        """Which actor has failed and why; nothing if none has."""
+        ended, _ = ray.wait(self._ends, timeout=within_seconds)
         for end in ended:
+            number = self._ends.index(end)
             try:
-                return f"an agent has ended: {last_line(ray.get(end))}"
+                return f"the agent of actor {number} has ended: {ray.get(end)}"
             except Exception as problem:
-                return f"an actor has failed: {last_line(str(problem))}"
+                found = re.search(r"\bpid: (\d+)(?:.*\n)*?.*\bip: (\S+)", str(problem))
+                place = f" (process {found[1]} on {found[2]})" if found else ""
+                why = last_line(str(problem)).partition(" Some common causes include: ")[0]
+                return f"actor {number}{place} has failed: {why}"
         return ""
 
     def end(self) -> None:

@@ -122,6 +122,7 @@ class RayExecutor:
         )
         self._opened = contextlib.ExitStack()
         self._ranks: Ranks | None = None
+        self._have_failed = False  # the caller knows why the ranks have ended
         self._meeting: Meeting | None = None
         self._options = LaunchOptions()
         self._environ: dict[str, str] = {}
@@ -184,11 +185,13 @@ class RayExecutor:
         try:
             self._opened.callback(self._actors.end)
             self._actors.place(self._settings.placement_group_timeout_s)
-            joined = agents_joined(self._options, self._actors.start, within_seconds=within, stops=self._actors.problem)
+            problem = self._actors.problem
+            joined = agents_joined(self._options, self._actors.start, within_seconds=within, problem=problem)
             self._meeting = self._opened.enter_context(joined)
             if self._is_elastic:
                 return
-            self._ranks = self._opened.enter_context(ranks_of(self._meeting, self._options, environ))
+            self._ranks = self._opened.enter_context(ranks_of(self._meeting, self._options, environ, problem))
+            self._have_failed = False
             self._call(executable.make, (executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})))
         except BaseException:
             self.shutdown()
@@ -204,13 +207,13 @@ class RayExecutor:
 
         Raises:
             Exception: what it raised on the rank that failed first, with the traceback it has there as its cause.
-            RankLostError: a rank or an actor was lost.
-            LaunchError: the ranks were not started, or have ended.
+            RankLostError: a rank or an actor was lost, also since the call before.
+            LaunchError: the ranks were not started, or an earlier call has said why they have ended.
         """
         if not self._is_elastic or not self._meeting:
             return self._call(fn, tuple(args or ()), dict(kwargs or {}))
         call = Call.of(fn, tuple(args or ()), dict(kwargs or {}))
-        with ranks_of(self._meeting, self._options, self._environ) as ranks:
+        with ranks_of(self._meeting, self._options, self._environ, self._actors.problem) as ranks:
             return ranks.call(call, is_last=True)
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
@@ -254,9 +257,13 @@ class RayExecutor:
             if not self._ranks:
                 without = "an elastic RayExecutor has run() alone" if self._meeting else "call start() first"
                 raise LaunchError(f"this RayExecutor has no ranks: {without}")
-            if self._ranks.is_over:
+            if self._have_failed:
                 raise LaunchError("the ranks have ended: call shutdown() and start() for new ones")
-            return self._ranks.call(Call.of(fn, args, kwargs))
+            call = Call.of(fn, args, kwargs)
+            try:
+                return self._ranks.call(call)
+            finally:
+                self._have_failed = self._ranks.is_over
 
 
 LEAVE_SECONDS = 10.0

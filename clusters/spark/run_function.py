@@ -3,7 +3,6 @@
 import contextlib
 import os
 import secrets
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 from pyspark import InheritableThread, SparkContext
 
 from horovodish.errors import LaunchError, SettingError
-from horovodish.launcher.agents.agent import agent_command, agent_input, last_line
+from horovodish.launcher.agents.agent import last_line, run_agent
 from horovodish.launcher.function.call import Call
 from horovodish.launcher.function.on_agents import agents_joined, ranks_of
 from horovodish.launcher.function.run_function import environment, options_of
@@ -100,8 +99,8 @@ def run(
     files = {"stdout": stdout, "stderr": stderr}
     with (
         tasks.ended_after(),
-        agents_joined(options, tasks.start, within_seconds=timeout, stops=tasks.problem) as meeting,
-        ranks_of(meeting, options, environ, files) as ranks,
+        agents_joined(options, tasks.start, within_seconds=timeout, problem=tasks.problem) as meeting,
+        ranks_of(meeting, options, environ, tasks.problem, files) as ranks,
     ):
         return ranks.call(call, is_last=True)
 
@@ -144,16 +143,18 @@ class _Tasks:
             try:
                 numbers = context.parallelize(range(count), count)
                 ends: Sequence[str] = numbers.mapPartitions(lambda part: _agents(part, contact)).collect()
-                self._failure = next((f"an agent has ended: {last_line(said)}" for said in ends if said), "")
+                ended = (f"the agent of task {number} has ended: {why}" for number, why in enumerate(ends) if why)
+                self._failure = next(ended, "")
             except Exception as problem:
                 self._failure = f"the Spark job has failed: {last_line(str(problem))}"
 
         self._thread = InheritableThread(target=work, daemon=True)
         self._thread.start()
 
-    def problem(self) -> str:
-        """Why no more agents will join; nothing if they may."""
+    def problem(self, within_seconds: float) -> str:
+        """Why the job has ended; nothing if it has not."""
         assert self._thread
+        self._thread.join(within_seconds)
         return "" if self._thread.is_alive() else self._failure or "the Spark job has ended"
 
 
@@ -164,6 +165,4 @@ LEAVE_SECONDS = 10.0
 def _agents(numbers: Iterator[int], contact: str) -> Iterator[str]:
     """What a task does: returns why its agent has ended, or nothing if it was told to."""
     for number in numbers:
-        process = subprocess.Popen(agent_command(), stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-        _, said = process.communicate(agent_input(contact, number))
-        yield said.decode(errors="replace").strip() if process.returncode else ""
+        yield run_agent(contact, number)

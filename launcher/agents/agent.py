@@ -1,7 +1,7 @@
 """An agent: it joins a meeting and starts what mpirun wants to be run on this host, as its children.
 
-A person or a pod starts it with `horovodish agent`, an actor of Ray or a task of Spark with `agent_command()`. Messages
-are words:
+A person or a pod starts it with `horovodish agent`, an actor of Ray or a task of Spark with `run_agent()`. Messages are
+words:
 
     to the meeting    agent NUMBER SLOTS GPUS PROCESS PARENT HOST MACHINE ...
                                        where this agent runs; see `describe_host()` of supervisor.py
@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -28,11 +29,12 @@ import time
 from collections.abc import Sequence
 
 from horovodish.errors import LaunchError, SettingError
+from horovodish.launcher.job.outcome import signal_name
 from horovodish.launcher.job.output import say
 from horovodish.launcher.mpirun.installation import with_home
 from horovodish.launcher.own_python import module_command
 from horovodish.launcher.supervisor.supervisor import describe_host
-from horovodish.launcher.supervisor.tcp_end import TcpSupervisorEnd, call
+from horovodish.launcher.supervisor.tcp_end import NotAdmittedError, TcpSupervisorEnd, call
 from horovodish.settings import AGENT_SECRET_VARIABLE
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -43,27 +45,35 @@ ORPHANED_SECONDS = 4.0
 GRACE_SECONDS = 3.0
 """How long they may take to end after SIGTERM. Supervisors give their ranks 2 seconds."""
 JOIN_SECONDS = 600.0
-"""How long an agent that was started by hand waits for its launcher."""
+"""How long an agent that was started by hand waits for a launcher."""
 RETRY_SECONDS = 1.0
+GONE = "the launcher is gone"
+ENDS = "horovodish: the agent ends: "
+"""Begins the last line of an agent that was not told to end."""
 PIECE_BYTES = 1 << 14
 """A byte that is no UTF-8 becomes three, and a message must not be longer than `LONGEST_MESSAGE`."""
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
+ADDRESS = r"(?:\[[^][\s,]+\]|[^][:\s,]+)"
+JOIN = re.compile(rf"({ADDRESS}(?:,{ADDRESS})*):([0-9]{{1,5}})")
+"""What follows --join. An IPv6 address is in brackets, as it contains colons."""
 
 
-def agent_command() -> list[str]:
-    """The command of an agent that ends with its parent. It reads `agent_input()` from stdin."""
-    return module_command("horovodish.launcher.agents.agent", str(os.getpid()))
-
-
-def agent_input(contact: str, number: int, slots: int = 1) -> bytes:
-    """What an agent needs to join: it is secret, so it does not stand in a command line.
+def run_agent(contact: str, number: int) -> str:
+    """Runs an agent with one slot, which ends with this process. Blocks until the agent has ended.
 
     Args:
-        contact: of the meeting.
+        contact: of the meeting. It is secret, so the agent reads it from stdin and not from its command line.
         number: agents are ordered by it.
-        slots: for how many ranks the agent stands.
+
+    Returns:
+        Why the agent has ended; nothing if it was told to.
     """
-    return f"{number} {slots} {contact}".encode()
+    command = module_command("horovodish.launcher.agents.agent", str(os.getpid()))
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    _, said = process.communicate(f"{number} 1 {contact}".encode())
+    if process.returncode < 0:
+        return f"it was killed by {signal_name(-process.returncode)}"
+    return last_line(said.decode(errors="replace")).removeprefix(ENDS) if process.returncode else ""
 
 
 class Agent:
@@ -104,7 +114,7 @@ class Agent:
             return "its process was ended"
         if self._signals:
             return f"it got {signal.Signals(self._signals[0]).name}"
-        return "" if self._link.is_open else "the launcher is gone"
+        return "" if self._link.is_open else GONE
 
     def _turn(self) -> None:
         poller = select.poll()
@@ -200,9 +210,15 @@ def children() -> list[int]:
 
 
 def last_line(said: str) -> str:
-    """What is to be told of a traceback, or of what an agent has written: the last line that names an error."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["without a word"]
-    return next((line for line in reversed(lines) if "Error" in line and not line.startswith("at ")), lines[-1])
+    """The last line that names an error, of what an agent has written, or of a traceback of Python or Java."""
+    lines = [line.strip(" \t:") for line in said.splitlines() if line.strip()] or ["without a word"]
+    names_error = re.compile(r"(?!at |Caused by: ).*(Error|Exception)")
+    return next((line for line in reversed(lines) if names_error.match(line)), lines[-1])
+
+
+def written(addresses: Sequence[str]) -> str:
+    """Addresses as --join takes them."""
+    return ",".join(f"[{address}]" if ":" in address else address for address in addresses)
 
 
 def key_of(secret: str) -> bytes:
@@ -214,28 +230,33 @@ def join_by_hand(at: str, slots: int | None, secret: str) -> int:
     """`horovodish agent`: joins as soon as the launcher is there. Returns the exit status.
 
     Args:
-        at: addresses of the launcher, separated by commas, and the port: ADDRESS,...:PORT.
+        at: addresses of the launcher, separated by commas, and the port: ADDRESS,...:PORT. IPv6 is in brackets.
         slots: for how many ranks the agent stands; None: as many as there are GPUs, or else cores.
         secret: that the launcher knows.
 
     Raises:
         SettingError: there is no secret, or `at` is not of this form.
+        LaunchError: no launcher has let it in, or its job has not ended by itself.
     """
-    addresses, _, port = at.rpartition(":")
-    if not (addresses and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise SettingError(f"--join {at}: it is written as ADDRESS:PORT")
+    found = JOIN.fullmatch(at)
+    if not found or not 0 < int(found[2]) < 1 << 16:
+        raise SettingError(f"--join {at}: it is written as ADDRESS:PORT, with an IPv6 address in brackets")
     if not secret:
         raise SettingError(
             f"{AGENT_SECRET_VARIABLE} is missing: it is what the launcher prints, or has in the same variable"
         )
-    contact = " ".join([key_of(secret).hex(), port, *addresses.split(",")])
+    contact = " ".join([key_of(secret).hex(), found[2], *(each.strip("[]") for each in found[1].split(","))])
     gives_up_at = time.monotonic() + JOIN_SECONDS
-    said = ""
+    said, was_there = "", False
     while True:
         try:
             link = call(contact)
             break
         except OSError as problem:  # the launcher may start later, and its name may not be known yet
+            is_there = isinstance(problem, NotAdmittedError)
+            if was_there and not is_there:
+                raise LaunchError(f"the agent ends: {GONE}, and did not let it in") from problem
+            was_there = is_there
             if time.monotonic() > gives_up_at:
                 raise LaunchError(f"the agent cannot join: {problem}") from problem
             if str(problem) != said:
@@ -271,7 +292,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as problem:
         reason = f"it cannot reach the launcher: {problem}"
     if reason:
-        print(f"horovodish: the agent ends: {reason}", file=sys.stderr)
+        print(f"{ENDS}{reason}", file=sys.stderr)
     return int(bool(reason))
 
 

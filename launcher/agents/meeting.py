@@ -19,7 +19,16 @@ from types import TracebackType
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.agents import program
-from horovodish.launcher.hosts.allocation import Allocation, Host, allocation, counted, hosts_of, listed
+from horovodish.launcher.hosts.allocation import (
+    MOST_LISTED,
+    MOST_RANKS_OF_HOST,
+    Allocation,
+    Host,
+    allocation,
+    counted,
+    hosts_of,
+    listed,
+)
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd, UnixLauncherEnd
 from horovodish.launcher.job.listener import TcpListener
 from horovodish.launcher.options import LaunchOptions
@@ -30,6 +39,8 @@ SUFFIX = "-agent"
 """Ends the names of hosts. A name that mpirun takes for this host's would not reach the agent."""
 MAINTAIN_SECONDS = 0.5
 SOURCE = "the agents"
+LOST = "the agent on "
+"""Begins what is said of an agent that has gone."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +61,14 @@ class AgentHello:
 
     @staticmethod
     def of(text: str) -> "AgentHello":
-        """Reads what comes after the word `agent`."""
+        """Reads what comes after the word `agent`.
+
+        Raises:
+            ValueError: the agent is of another version, or has more slots than a host can have.
+        """
         number, slots, gpus, rest = text.split(" ", 3)
+        if not 0 < int(slots) <= MOST_RANKS_OF_HOST:
+            raise ValueError(f"an agent with {slots} slots")
         return AgentHello(int(number), int(slots), gpus, Hello.of(f"{number} {rest} "))
 
 
@@ -67,14 +84,19 @@ class Meeting:
         contact: what an agent needs to connect.
         name: of the socket at which `program.py` asks, in the abstract namespace.
         when_lost: called, in the thread, when an agent has gone and the meeting was not over.
+        when_refused: called, in the thread, with the address of somebody who does not know the secret; once for each
+            address, and for `MOST_LISTED` at most.
     """
 
     def __init__(self, addresses: Sequence[str], secret: bytes = b"", port: int = 0) -> None:
         self.name = f"horovodish-agents-{secrets.token_hex(8)}"
         self.when_lost: Callable[[], object] = lambda: None
+        self.when_refused: Callable[[str], object] = lambda _: None
         self._changed = threading.Condition()
         self._links: set[LauncherEnd] = set()  # to agents, and to programs that ask
         self._agents: dict[LauncherEnd, AgentHello] = {}  # guarded by _changed
+        self._watchers: set[LauncherEnd] = set()  # who wants to know of losses
+        self._refused: set[str] = set()  # addresses
         self._chosen: set[LauncherEnd] | None = None  # guarded by _changed; None: all agents, also later ones
         self._lost: list[str] = []  # guarded by _changed
         self._names: dict[tuple[str, str], str] = {}
@@ -82,7 +104,9 @@ class Meeting:
         self._runs: dict[int, tuple[LauncherEnd, LauncherEnd]] = {}  # agent and asker
         self._last_run = 0
         self._selector = selectors.DefaultSelector()
-        self._listener = TcpListener(self._selector, lambda it: self._add(TcpLauncherEnd(it)), addresses, secret, port)
+        self._listener = TcpListener(
+            self._selector, lambda it: self._add(TcpLauncherEnd(it)), addresses, secret, port, self._refuse
+        )
         self.contact = self._listener.contact
         self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._unix.bind("\0" + self.name)
@@ -199,10 +223,19 @@ class Meeting:
                 self._drop(link)
                 return
 
+    def _refuse(self, address: str) -> None:
+        if address not in self._refused and len(self._refused) < MOST_LISTED:
+            self._refused.add(address)
+            self.when_refused(address)
+
     def _take_question(self, asker: LauncherEnd, word: str, rest: str) -> None:
         if word == "hosts":
             hosts = self.allocation()
             asker.say("hosts " + "\n".join(f"{host.name}:{host.slots}" for host in (hosts.hosts if hosts else ())))
+        if word == "losses":
+            self._watchers.add(asker)
+            for lost in self.lost:
+                asker.say(f"lost {lost}")
         if word != "start":
             return
         host, _, command = rest.partition(" ")
@@ -243,6 +276,7 @@ class Meeting:
 
     def _drop(self, link: LauncherEnd) -> None:
         self._links.remove(link)
+        self._watchers.discard(link)
         self._selector.unregister(link.connection)
         self._lose(link)
         for run, (agent, asker) in list(self._runs.items()):
@@ -261,15 +295,23 @@ class Meeting:
             reason = self._reasons.pop(agent, "its process was killed, or its host cannot be reached")
             if not self._is_used(agent):
                 return
-            self._lost.append(f"the agent on {hello.host.host} has gone: {reason}")
+            self._lost.append(f"{LOST}{hello.host.host} has gone: {reason}")
             self._changed.notify_all()
+        for watcher in self._watchers:
+            watcher.say(f"lost {self.lost[-1]}")
         self.when_lost()
 
 
 def on_agents(options: LaunchOptions, meeting: Meeting) -> LaunchOptions:
-    """The options of a job that runs on the hosts of the agents that have joined."""
+    """The options of a job that runs on the hosts of the agents that have joined.
+
+    Raises:
+        LaunchError: they have all gone.
+    """
     hosts = meeting.allocation()
-    np = options.np if options.np or options.is_elastic or not hosts else hosts.slots
+    if hosts is None:
+        raise LaunchError(meeting.lost[-1])
+    np = options.np if options.np or options.is_elastic else hosts.slots
     return replace(options, meeting=meeting.name, allocation=hosts, np=np)
 
 
@@ -290,6 +332,20 @@ def hosts_of_meeting(name: str) -> Allocation | None:
         raise SettingError(f"{SOURCE} cannot be asked for: {problem}") from problem
     hosts = hosts_of(text, SOURCE)
     return allocation(hosts, SOURCE) if hosts else None
+
+
+def watch(name: str) -> LauncherEnd:
+    """A link over which a meeting says "lost REASON" whenever an agent has gone, also of those that have gone already.
+
+    Args:
+        name: of the meeting's socket.
+
+    Raises:
+        OSError: the meeting is over.
+    """
+    link = UnixLauncherEnd(program.connected(name))
+    link.say("losses")
+    return link
 
 
 def write_program(folder: Path, meeting: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from horovodish.launcher.agents.meeting import Meeting, on_agents
-from horovodish.launcher.function.ranks import LOOPBACK, Ranks
+from horovodish.launcher.function.ranks import LOOPBACK, Problem, Ranks
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.options import LaunchOptions
@@ -14,7 +14,7 @@ from horovodish.launcher.options import LaunchOptions
 
 @contextlib.contextmanager
 def agents_joined(
-    options: LaunchOptions, start: Callable[[str], object], *, within_seconds: float, stops: Callable[[], str]
+    options: LaunchOptions, start: Callable[[str], object], *, within_seconds: float, problem: Problem
 ) -> Iterator[Meeting]:
     """A context with agents. At its end they are told to end.
 
@@ -22,7 +22,7 @@ def agents_joined(
         options: of the launcher, with the number of ranks, which is that of the agents.
         start: starts the agents, each with the contact that it is given.
         within_seconds: how long they may take to join.
-        stops: returns why there is no use in waiting for them; nothing as long as there is.
+        problem: of the agents. While there is one, it is of no use to wait for them.
 
     Raises:
         LaunchError: not all agents have joined; of an elastic job, as many as it needs at least.
@@ -32,13 +32,17 @@ def agents_joined(
         progress = Progress()
         count = options.least if options.is_elastic else options.np
         until = time.monotonic() + within_seconds
-        meeting.gather(count, until, progress.show, stops, is_elastic=options.is_elastic)
+        meeting.gather(count, until, progress.show, lambda: problem(0.0), is_elastic=options.is_elastic)
         progress.show("")
         yield meeting
 
 
 def ranks_of(
-    meeting: Meeting, options: LaunchOptions, environ: Mapping[str, str], files: Mapping[str, Any] | None = None
+    meeting: Meeting,
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    problem: Problem,
+    files: Mapping[str, Any] | None = None,
 ) -> Ranks:
     """Ranks that the agents start. `Ranks` explains the arguments."""
-    return Ranks(on_agents(options, meeting), environ, meeting=meeting, files=files)
+    return Ranks(on_agents(options, meeting), environ, problem=problem, files=files)

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from horovodish.errors import LaunchError, RankLostError
-from horovodish.launcher.agents.meeting import Meeting
+from horovodish.launcher.agents.meeting import LOST
 from horovodish.launcher.function.call import UNREACHED, Call, Report
 from horovodish.launcher.function.exchange import Exchange
 from horovodish.launcher.hosts.addresses import addresses
@@ -32,7 +32,13 @@ LOOPBACK = "127.0.0.1"
 MAINTAIN_SECONDS = 1.0
 LAST_REPORTS_SECONDS = 1.0
 """How long to wait for the ends of the links when the launcher has ended."""
+REASON_SECONDS = 3.0
+"""How long whoever has started the agents may take to find out why one is lost."""
 READ_BYTES = 1 << 16
+
+Problem = Callable[[float], str]
+"""Returns what has happened to agents, such as which actor has died; nothing if all are well. May take so many seconds
+to find out."""
 
 
 class RankTraceback(Exception):
@@ -48,7 +54,7 @@ class Ranks:
     Args:
         options: of the launcher.
         environ: of the launcher.
-        meeting: of the agents by which the ranks are started, if they are. The ranks end when one is lost.
+        problem: of the agents by which the ranks are started.
         files: what to use instead of `sys.stdout` and `sys.stderr`, by the names "stdout" and "stderr".
 
     Attributes:
@@ -60,7 +66,7 @@ class Ranks:
         options: LaunchOptions,
         environ: Mapping[str, str],
         *,
-        meeting: Meeting | None = None,
+        problem: Problem = lambda _: "",
         files: Mapping[str, Any] | None = None,
     ) -> None:
         self.is_over = False
@@ -79,7 +85,7 @@ class Ranks:
         self._selector.register(self._wakeup, selectors.EVENT_READ, self._do_what_is_asked)
         self._options = replace(options, command=module_command("horovodish.launcher.function.rank"))
         self._environ = {**environ, CALLER_VARIABLE: self._exchange.contact}
-        self._meeting = meeting
+        self._problem_of_agents = problem
         self._files = files or {}
         self._awaits_launcher = 0  # a signal that came before it was started
         self._launcher: subprocess.Popen[bytes] | None = None
@@ -115,13 +121,16 @@ class Ranks:
         self._calls += 1
         self._ask(lambda: self._exchange.offer(message, is_last=is_last))
         self._wait(lambda: not is_last and self._has_results())
-        reports = list(self._exchange.reports)
+        # Ranks that have ended since the call before have not been offered this one.
+        reports = list(self._exchange.reports) if self._exchange.offered == self._calls else []
         if not self.is_over:
             return results(reports, self._np, 0, [])
-        lost = self._meeting.lost if self._meeting else []
+        words = list(self._words)
+        if words and words[-1].startswith(LOST) and (problem := self._problem_of_agents(REASON_SECONDS)):
+            words[-1] += f"; {problem}"
         # An elastic job has as many ranks as have begun together last, without those that were lost.
         np = None if self._options.is_elastic else self._np
-        return results(reports, np, self._status, self._words, lost)
+        return results(reports, np, self._status, words)
 
     def _has_results(self) -> bool:
         """Whether the function has returned on all ranks. If it raises on one, the launcher ends the ranks."""
@@ -204,12 +213,8 @@ class Ranks:
             os.close(problem_file)
             try:
                 relay = Relay(launcher, self._selector, self._files)
-                is_told = False
                 while not relay.is_done:
                     self._turn(MAINTAIN_SECONDS)
-                    if self._meeting and self._meeting.lost and not is_told and not self._options.is_elastic:
-                        launcher.terminate()
-                        is_told = True
             finally:
                 if launcher.poll() is None and not relay.is_done:
                     launcher.terminate()
@@ -306,9 +311,7 @@ def _show(text: str, target: Any) -> None:
         target.flush()
 
 
-def results(
-    reports: Sequence[Report], np: int | None, status: int, words: list[str], lost: Sequence[str] = ()
-) -> list[Any]:
+def results(reports: Sequence[Report], np: int | None, status: int, words: list[str]) -> list[Any]:
     """What the function returned, by rank, or the reason why not.
 
     Args:
@@ -316,7 +319,6 @@ def results(
         np: how many ranks there should be; None: any number.
         status: the exit status of the launcher, if it has ended.
         words: its own lines.
-        lost: which agents have gone, and why.
 
     Raises:
         Exception: see `Ranks.call`.
@@ -333,12 +335,11 @@ def results(
     if status == 0 and np is not None and len(by_rank) < np:
         missing = next(rank for rank in range(np) if rank not in by_rank)
         raise RankLostError(f"rank {missing} ended before the function returned")
-    if status != 0 and lost:
-        raise RankLostError(lost[0])
     if status != 0:
         last = words[-1] if words else f"the launcher ended with exit status {status}"
         unusable = next((word for word in words if UNREACHED in word), None)
-        raise RankLostError(last) if root and not unusable else LaunchError(unusable or last)
+        is_lost = (root or last.startswith(LOST)) and not unusable
+        raise RankLostError(last) if is_lost else LaunchError(unusable or last)
     return [_loaded(by_rank[rank]) for rank in sorted(by_rank)]
 
 

@@ -22,20 +22,30 @@ def conclude(job: Job) -> int:
     said, absence = job.mpirun.said, job.absent_hosts()
     if job.options.verbose or not any(absence.values()):
         is_done = job.completed or job.policy.are_done
-        reasons = (job.stopped_by, job.fault, job.refusal, is_done, job.lost, job.abandoned, job.standstill)
+        reasons = (
+            job.stopped_by,
+            job.lost_agent,
+            job.fault,
+            job.refusal,
+            is_done,
+            job.lost,
+            job.abandoned,
+            job.standstill,
+        )
         say(worth_reading(said) if any(reasons) and not job.options.verbose else said, prefix="")
     if job.refusal:
         say(job.refusal.what)
         return job.refusal.exit_status
     at_fault = [job.fault.rank] if job.fault and not job.fault.is_consequence else []
     root = next(iter([*job.lost, *at_fault, *job.left]), None)
-    if root is not None and not job.stopped_by:
+    is_ended = job.stopped_by or job.lost_agent
+    if root is not None and not is_ended:
         followed = consequences(job.failures.values(), root)
         for ranks, error in followed:
             say(f"{ranks_in_words(ranks)} failed because a rank was lost: {error}")
         if followed and job.options.is_elastic:
             say("hvd.elastic.run and hvd.elastic.attempt go on without a lost rank: call collectives inside of them")
-    for failures in told_last(job.failures.values(), job.fault.rank if job.fault and not job.stopped_by else None):
+    for failures in told_last(job.failures.values(), job.fault.rank if job.fault and not is_ended else None):
         ranks = [failure.rank for failure in failures]
         hosts = dict.fromkeys(job.hosts[rank] for rank in sorted(ranks))
         say(f"{ranks_in_words(ranks)} on {', '.join(hosts)} raised:")
@@ -44,6 +54,9 @@ def conclude(job: Job) -> int:
         if job.stopped_by != signal.SIGPIPE:
             say_unless_stuck(f"the job was ended by {signal_name(job.stopped_by)}")
         return 128 + job.stopped_by
+    if job.lost_agent and job.completed < job.options.np:
+        say(job.lost_agent)
+        return KILLED
     status, reason = _verdict(job, absence, is_fault_of_a_rank=bool(at_fault))
     if job.fault:
         failure = job.failures.get(job.fault.rank)

@@ -82,6 +82,7 @@ class Job:
 
     Attributes after `running()`:
         stopped_by: the signal to the launcher that ended the job, if one did.
+        lost_agent: which agent that has started ranks has gone, and why; empty if that did not end the job.
         refusal: why no rank was started, if that was decided when all supervisors had reported.
         standstill: why the job was ended, if ranks would have waited for others for ever.
         fault: the rank that failed first, if one did.
@@ -111,6 +112,7 @@ class Job:
         self.policy = policy
         self.keep_state_of: set[int] = set()
         self.stopped_by: int | None = None
+        self.lost_agent = ""
         self.refusal: Refusal | None = None
         self.standstill: str | None = None
         self.fault: Fault | None = None
@@ -219,7 +221,14 @@ class Job:
 
     def _try_absent_hosts(self) -> None:
         hosts = self.absent_hosts()
-        if self._has_begun or self.stopped_by or self.is_unwanted or any(hosts.values()) or not self._agent:
+        if (
+            self._has_begun
+            or self.stopped_by
+            or self.lost_agent
+            or self.is_unwanted
+            or any(hosts.values())
+            or not self._agent
+        ):
             return
         progress = Progress()
 
@@ -244,6 +253,22 @@ class Job:
         waker, self._waker = self._waker, -1  # a signal may come now
         os.close(waker)
         os.close(self._wakeup)
+
+    def watch_agents(self, link: LauncherEnd) -> None:
+        """Ends the job when an agent that starts its ranks is lost.
+
+        Args:
+            link: to their meeting, which says "lost REASON" then.
+        """
+        self._selector.register(link.connection, selectors.EVENT_READ, lambda: self._take_losses(link))
+
+    def _take_losses(self, link: LauncherEnd) -> None:
+        for word, rest in link.receive():
+            if word == "lost" and not self._is_ending:
+                self.lost_agent = rest
+                self._end(TERMINATE)
+            elif not word:
+                self._selector.unregister(link.connection)
 
     def give_up(self) -> None:
         """Ends the ranks: they are not needed any more."""

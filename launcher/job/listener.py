@@ -43,6 +43,11 @@ class Handshake:
         self.is_done = False
 
     @property
+    def has_answered(self) -> bool:
+        """Whether the other side has our proof."""
+        return bool(self._other)
+
+    @property
     def expected_bytes(self) -> int:
         """How many bytes may be read now."""
         return (PROOF_BYTES if self._other else NONCE_BYTES) - len(self._heard)
@@ -75,6 +80,7 @@ class TcpListener:
         addresses: at which to listen.
         secret: that both sides must know; empty: a new one.
         port: at which to listen; 0: one that is free.
+        refused: gets the address of whoever does not know the secret.
 
     Attributes:
         contact: what the other side needs to connect: the secret, the port and the addresses.
@@ -90,9 +96,11 @@ class TcpListener:
         addresses: Sequence[str],
         secret: bytes = b"",
         port: int = 0,
+        refused: Callable[[str], object] = lambda _: None,
     ) -> None:
         self._selector = selector
         self._accept = accept
+        self._refused = refused
         self._pending: dict[socket.socket, float] = {}  # connections in their handshake, and since when
         self._is_paused = True  # new connections wait in the kernel
         self._resume_at = 0.0
@@ -127,7 +135,7 @@ class TcpListener:
         if self._is_paused:
             return
         try:
-            connection, _ = listener.accept()
+            connection, peer = listener.accept()
         except OSError:  # the other side is gone, or no more files can be open
             self._pause()
             self._resume_at = time.monotonic() + RETRY_SECONDS
@@ -135,7 +143,7 @@ class TcpListener:
         connection.setblocking(False)
         self._pending[connection] = time.monotonic()
         handshake = Handshake(self._secret)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._go_on(connection, handshake))
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._go_on(connection, peer[0], handshake))
         if len(self._pending) >= MOST_PENDING:
             self._pause()
 
@@ -146,7 +154,7 @@ class TcpListener:
                 self._selector.unregister(listener)
         self._is_paused = True
 
-    def _go_on(self, connection: socket.socket, handshake: Handshake) -> None:
+    def _go_on(self, connection: socket.socket, peer: str, handshake: Handshake) -> None:
         try:
             data = connection.recv(handshake.expected_bytes)
             answer = handshake.take(data) if data else b""
@@ -157,6 +165,8 @@ class TcpListener:
         except OSError:
             data = b""
         if not data:
+            if handshake.has_answered:  # the other side has left because of our proof, or its own is wrong
+                self._refused(peer)
             self._drop(connection)
         elif handshake.is_done:
             self._selector.unregister(connection)

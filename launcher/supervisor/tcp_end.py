@@ -62,6 +62,10 @@ class Frames:
         return frames
 
 
+class NotAdmittedError(OSError):
+    """Somebody listens there, but has not let this process in."""
+
+
 def proof(secret: bytes, side: bytes, own_nonce: bytes, other_nonce: bytes) -> bytes:
     """What a side sends to prove that it knows the secret, without sending the secret."""
     return hmac.digest(secret, side + own_nonce + other_nonce, "sha256")
@@ -200,18 +204,25 @@ def dial(launcher: str) -> socket.socket:
         launcher: the secret as hexadecimal digits, the port and the addresses, separated by spaces.
 
     Raises:
-        OSError: no address works; the message says what happened at each.
+        NotAdmittedError: somebody listens at an address, but no address works.
+        OSError: nobody listens. The message says what happened at each address.
     """
     secret, port, *addresses = launcher.split()
-    callers, problems = {}, []
+    callers, problems, somebody_listens = {}, [], False
     for address in addresses:
-        caller = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-        caller.setblocking(False)
-        problem = caller.connect_ex((address, int(port)))
-        if problem in (0, errno.EINPROGRESS):
-            callers[caller] = address
-        else:
-            problems.append(f"{address}: {os.strerror(problem)}")
+        try:
+            places = socket.getaddrinfo(address, int(port), type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as failure:
+            problems.append(f"{address}: {getattr(failure, 'strerror', None) or failure}")
+            continue
+        for family, kind, protocol, _, place in places:
+            caller = socket.socket(family, kind, protocol)
+            caller.setblocking(False)
+            problem = caller.connect_ex(place)
+            if problem in (0, errno.EINPROGRESS):
+                callers[caller] = str(place[0])
+            else:
+                problems.append(f"{place[0]}: {os.strerror(problem)}")
     ends_at = time.monotonic() + CALL_SECONDS
     while callers:
         left = max(0.0, ends_at - time.monotonic())
@@ -222,6 +233,7 @@ def dial(launcher: str) -> socket.socket:
             try:
                 if problem:
                     raise OSError(problem, os.strerror(problem))
+                somebody_listens = True
                 shake_hands(caller, bytes.fromhex(secret))
             except OSError as refusal:
                 problems.append(f"{address}: {refusal.strerror or refusal}")
@@ -231,7 +243,7 @@ def dial(launcher: str) -> socket.socket:
         if not answered:
             problems += [f"{address}: no answer" for address in callers.values()]
             break
-    raise OSError(f"port {port} of {', '.join(problems)}")
+    raise (NotAdmittedError if somebody_listens else OSError)(f"port {port} of {', '.join(problems)}")
 
 
 def shake_hands(caller: socket.socket, secret: bytes) -> None:

@@ -34,6 +34,7 @@ from ecosystem.cluster_functions import (
     left_behind,
     ours,
     raises_on_rank_1,
+    runs_twenty_times,
     trains_until,
     wait_for_files,
     wait_until,
@@ -152,9 +153,48 @@ def test_a_killed_actor(executors: Any, tmp_path: Path, number: int) -> None:
 
     thread = threading.Thread(target=kill)
     thread.start()
-    with pytest.raises(hvd.RankLostError, match=r"the agent on .* has gone: its process was "):
+    with pytest.raises(hvd.RankLostError, match=rf"the agent on .* has gone: its process was .*; {killed(number)}"):
         executor.run(waits, args=(str(tmp_path),))
     thread.join()
+
+
+def killed(number: int) -> str:
+    return (
+        rf"actor {number} \(process \d+ on [0-9.]+\) has failed: The actor is dead because it was killed by `ray\.kill`"
+    )
+
+
+def test_what_dies_between_two_runs(executors: Any) -> None:
+    def kill_actor(executor: RayExecutor) -> None:
+        ray.kill(executor._actors._handles[1])
+
+    def kill_process_of_actor(executor: RayExecutor) -> None:
+        agent = next(pid for pid, command in ours().items() if "horovodish.launcher.agents.agent" in command)
+        os.kill(int(Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+    def kill_agent(executor: RayExecutor) -> None:
+        agent = next(pid for pid, command in ours().items() if "horovodish.launcher.agents.agent" in command)
+        os.kill(agent, signal.SIGKILL)
+
+    def kill_rank(executor: RayExecutor) -> None:
+        os.kill(executor.run(os.getpid)[1], signal.SIGKILL)
+
+    gone = "the agent on .* has gone: its process was "
+    for kill, message in (
+        (kill_actor, f"{gone}.*; {killed(1)}"),
+        (kill_process_of_actor, rf"{gone}.*; actor \d \(process \d+ on .*\) has failed: .*its worker process has died"),
+        (kill_agent, rf"{gone}.*; the agent of actor \d has ended: it was killed by signal 9 \(SIGKILL\)"),
+        (kill_rank, r"rank 1 on .* was killed by signal 9 \(SIGKILL\)"),
+    ):
+        executor = executors(num_workers=2)
+        kill(executor)
+        wait_until(lambda executor=executor: executor._ranks.is_over)
+        with pytest.raises(hvd.RankLostError, match=message):
+            executor.run(world, args=(1,))
+        with pytest.raises(hvd.LaunchError, match=r"the ranks have ended: call shutdown\(\) and start\(\)"):
+            executor.run(world, args=(1,))
+        executor.shutdown()
+        assert left_behind() == {}
 
 
 def test_two_executors_at_once(executors: Any) -> None:
@@ -182,7 +222,7 @@ def test_a_package_that_is_missing_on_a_worker(cluster: Cluster, tmp_path: Path)
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert re.search(
-        r"LaunchError: only 0 of 1 agent joined: an (actor|agent) has .*: .*No module named 'horovodish'\n",
+        r"LaunchError: only 0 of 1 agent joined: (the agent of )?actor 0 .*has .*: .*No module named 'horovodish'\n",
         ended.stderr,
     ), ended.stderr
 
@@ -281,13 +321,15 @@ def test_nodes_on_two_hosts(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_twenty_jobs(executors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    for factor in range(20):
+
+    def run(factor: float) -> Any:
         executor = executors(num_workers=2)
-        assert executor.run(world, args=(factor,)) == [(0, 2, 2.0 * factor), (1, 2, 2.0 * factor)]
+        found = executor.run(world, args=(factor,))
         assert list(tmp_path.iterdir())
         executor.shutdown()
-    assert ours() == {}
-    assert list(tmp_path.iterdir()) == []
+        return found
+
+    runs_twenty_times(run, tmp_path)
 
 
 @pytest.mark.parametrize(

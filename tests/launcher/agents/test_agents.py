@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -19,12 +19,12 @@ import pytest
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import run as launcher_run
 from horovodish.launcher.agents import program
-from horovodish.launcher.agents.agent import key_of
-from horovodish.launcher.agents.meeting import Meeting, hosts_of_meeting
+from horovodish.launcher.agents.agent import key_of, last_line, written
+from horovodish.launcher.agents.meeting import Meeting, hosts_of_meeting, on_agents
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.supervisor.supervisor import describe_host
-from horovodish.launcher.supervisor.tcp_end import call, dial
+from horovodish.launcher.supervisor.tcp_end import NotAdmittedError, call, dial
 from support.other_user import as_other_user, skip_without_another_user, uid
 from support.processes import wait_until
 
@@ -101,9 +101,18 @@ def test_the_job_ends_with_an_agent(cluster: Cluster, number: int) -> None:
     cluster.run(slots=[1, 1], code="print('ready', flush=True)\nsignal.pause()")
     cluster.job.stdout.wait_for("ready", 2)
     os.kill(cluster.agents[1].process.pid, number)
-    assert cluster.finish() != 0
+    assert cluster.finish() == 128 + signal.SIGKILL
+    assert "signal" not in "\n".join(cluster.job.stderr.lines), "the launcher got none"
     why = "it got SIGTERM" if number == signal.SIGTERM else "its process was killed, or its host cannot be reached"
     assert re.fullmatch(f"horovodish: the agent on .* has gone: {why}", cluster.job.stderr.lines[-1])
+
+
+def test_a_signal_to_the_launcher_is_no_loss_of_an_agent(cluster: Cluster) -> None:
+    cluster.run(slots=[1], code="print('ready', flush=True)\nsignal.pause()")
+    cluster.job.stdout.wait_for("ready", 1)
+    cluster.job.process.terminate()
+    assert cluster.finish() == 128 + signal.SIGTERM
+    assert cluster.job.stderr.lines[-1] == "horovodish: the job was ended by signal 15 (SIGTERM)"
 
 
 def test_a_killed_launcher_leaves_nothing_behind(cluster: Cluster) -> None:
@@ -144,7 +153,9 @@ def test_only_the_loss_of_an_agent_that_is_used_counts() -> None:
         wait_until(lambda: len(meeting.lost) == 1)
 
 
-def test_an_agent_that_is_lost_before_there_is_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_is_lost_before_there_is_a_job(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     agents: list[Any] = []
@@ -157,31 +168,94 @@ def test_an_agent_that_is_lost_before_there_is_a_job(monkeypatch: pytest.MonkeyP
             time.sleep(0.01)
         agents[0].send(f"agent 0 1 - {describe_host()}")
 
-    def begins(*_: object) -> int:
-        agents[0]._connection.close()
-        time.sleep(60)
-        return 0
+    runs = launcher_run.run
 
-    before = signal.getsignal(signal.SIGTERM)
+    def begins(options: LaunchOptions, environ: Mapping[str, str]) -> int:
+        agents[0]._connection.close()
+        return runs(options, environ)
+
     monkeypatch.setattr(launcher_run, "run", begins)
     threading.Thread(target=joins, daemon=True).start()
-    options = LaunchOptions(agents=1, agent_port=port)
-    try:
-        with pytest.raises(LaunchError, match=r"the agent on .* has gone: its process was killed"):
-            launcher_run._run_on_agents(options, SECRET)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    options = LaunchOptions(["true"], agents=1, agent_port=port)
+    assert launcher_run._run_on_agents(options, {**os.environ, **SECRET}) == 128 + signal.SIGKILL
+    why = "its process was killed, or its host cannot be reached"
+    assert re.fullmatch(f"horovodish: the agent on .* has gone: {why}", capfd.readouterr().err.splitlines()[-1])
 
 
-def test_an_agent_with_another_secret_says_what_it_waits_for(launch: Callable[..., Any]) -> None:
+def test_all_agents_are_lost_before_there_is_a_job() -> None:
     with Meeting(["127.0.0.1"]) as meeting:
+        agent = call(meeting.contact)
+        agent.send(f"agent 0 1 - {describe_host()}")
+        meeting.gather(1, time.monotonic() + 60, lambda _: None, lambda: "", is_elastic=True)
+        agent._connection.close()
+        wait_until(lambda: meeting.allocation() is None)
+        with pytest.raises(LaunchError, match=r"the agent on .* has gone: its process was killed"):
+            on_agents(LaunchOptions(["true"], min_np=1), meeting)
+
+
+def test_an_agent_with_another_secret(launch: Callable[..., Any]) -> None:
+    job = launch("run", "--agents", "1", "python", "x.py", env=SECRET)
+    wait_until(lambda: job.stderr.lines)
+    at = re.sub(".* --join ", "", job.stderr.lines[0])
+    agent = launch("agent", "--join", at, env={"HOROVODISH_AGENT_SECRET": "another"})
+    wait_until(lambda: len(job.stderr.lines) > 1 and agent.stderr.lines)
+    assert re.fullmatch(
+        r"horovodish: somebody at \S+ may not join: an agent needs the same HOROVODISH_AGENT_SECRET as the launcher",
+        job.stderr.lines[1],
+    )
+    assert re.match(r"horovodish: the agent cannot join yet: port .*: somebody else answers, or", agent.stderr.lines[0])
+    job.process.kill()
+    job.finish()
+    agent.finish(ENDS_WITHIN_SECONDS)
+    assert agent.process.returncode == 1
+    assert agent.stderr.lines[1:] == ["horovodish: the agent ends: the launcher is gone, and did not let it in"]
+    assert len(set(job.stderr.lines)) == len(job.stderr.lines), "one line for each address"
+
+
+def test_who_does_not_know_the_secret_is_told_of_a_few_times() -> None:
+    refused: list[str] = []
+    with Meeting(["127.0.0.1"]) as meeting:
+        meeting.when_refused = refused.append
         _, port, address = meeting.contact.split()
-        agent = launch("agent", "--join", f"{address}:{port}", env=SECRET)
-        wait_until(lambda: agent.stderr.lines)
-        problem = f"port {port} of {address}: somebody else answers, or with another secret"
-        assert agent.stderr.lines == [f"horovodish: the agent cannot join yet: {problem}; it tries again"]
-        agent.process.send_signal(signal.SIGINT)
+        for _ in range(3):
+            with pytest.raises(NotAdmittedError):
+                dial(f"{'0' * 64} {port} {address}")
+        wait_until(lambda: refused)
+        for number in range(99):
+            meeting._refuse(f"10.0.0.{number}")
+    assert refused == ["127.0.0.1", "10.0.0.0", "10.0.0.1", "10.0.0.2"]
+
+
+def test_an_agent_joins_at_an_ipv6_address(launch: Callable[..., Any]) -> None:
+    with Meeting(["::1", "127.0.0.1"], key_of(SECRET["HOROVODISH_AGENT_SECRET"])) as meeting:
+        _, port, *own = meeting.contact.split()
+        assert written(own) == "[::1],127.0.0.1"
+        agents = [launch("agent", "--join", f"{at}:{port}", env=SECRET) for at in ("[::1]", written(own))]
+        meeting.gather(2, time.monotonic() + 60, lambda _: None, lambda: "")
+    for agent in agents:
         agent.finish(ENDS_WITHIN_SECONDS)
+        assert (agent.process.returncode, agent.stderr.lines) == (0, [])
+
+
+def test_the_line_of_what_is_written_that_names_the_error() -> None:
+    missing = "ModuleNotFoundError: No module named 'horovodish'"
+    for said in (
+        f"Traceback (most recent call last):\n  File ...\n{missing}\n",
+        f": SparkException: Traceback ...\n{missing}\n\n\tat Error.java:1\nCaused by: Exception: x\n\t... 20 more",
+    ):
+        assert last_line(said) == missing
+    lost = 'SparkException: Lost task 0.0: java.io.IOException: Cannot run program "python"'
+    assert last_line(f": {lost}\n\tat A.java:1\nCaused by: java.io.IOException: error=2\n\t... 20 more") == lost
+    assert last_line("it was killed\n") == "it was killed"
+    assert last_line("") == "without a word"
+
+
+def test_a_name_that_is_not_known_hides_no_address() -> None:
+    with Meeting(["127.0.0.1"]) as meeting:
+        secret, port, address = meeting.contact.split()
+        dial(f"{secret} {port} unknown.invalid {'x' * 64} {address}").close()
+        with pytest.raises(OSError, match=rf"port {port} of unknown\.invalid: .*, {'x' * 64}: .*too long"):
+            dial(f"{secret} {port} unknown.invalid {'x' * 64}")
 
 
 def test_agents_that_do_not_come(launch: Callable[..., Any]) -> None:
@@ -216,9 +290,10 @@ def test_a_command_may_write_what_is_no_text(capfd: pytest.CaptureFixture[str]) 
 
 def test_an_agent_of_another_version_is_sent_away() -> None:
     with Meeting(["127.0.0.1"]) as meeting:
-        stranger = call(meeting.contact)
-        stranger.send("agent of a later version")
-        wait_until(lambda: not (stranger.serve(dict.fromkeys(stranger.interests(), 1)) or stranger.is_open))
+        for words in ("of a later version", f"0 1000000 - {describe_host()}"):
+            stranger = call(meeting.contact)
+            stranger.send(f"agent {words}")
+            wait_until(lambda it=stranger: not (it.serve(dict.fromkeys(it.interests(), 1)) or it.is_open))
         agent = call(meeting.contact)
         agent.send(f"agent 0 2 - {describe_host()}")
         meeting.gather(1, time.monotonic() + 60, lambda _: None, lambda: "")
@@ -259,6 +334,9 @@ def test_a_meeting_of_a_second_user_is_not_asked() -> None:
         (["run", "--agents", "2", "-H", "a:1", "x"], "--agents names the hosts: leave --hosts out"),
         (["agent", "--join", "nowhere"], "--join nowhere: it is written as ADDRESS:PORT"),
         (["agent", "--join", "a:99999"], "--join a:99999: it is written as ADDRESS:PORT"),
+        (["agent", "--join", "[::1]"], "--join [::1]: it is written as ADDRESS:PORT"),
+        (["agent", "--join", "::1:7700"], "--join ::1:7700: it is written as ADDRESS:PORT, with an IPv6 address in"),
+        (["agent", "--join", "a:1", "--slots", "1000000"], "--slots: a host can have 4096 ranks at most"),
         (["agent", "--join", "a:1"], "HOROVODISH_AGENT_SECRET is missing: it is what the launcher prints"),
     ],
 )

@@ -244,6 +244,8 @@ def test_a_rank_cannot_call_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_launcher_said_last_tells_which_error_it_is() -> None:
     with pytest.raises(RankLostError, match="ranks 2-3 on beta vanished"):
         results([], 4, 1, ["ranks 2-3 on beta vanished: somebody killed their supervisors"])
+    with pytest.raises(RankLostError, match="the agent on beta has gone: it got SIGTERM"):
+        results([], 4, 1, ["the agent on beta has gone: it got SIGTERM"])
     with pytest.raises(LaunchError, match="cannot be reached"):
         results([], 4, 1, ["beta cannot be reached"])
     reports = [Report(0, "here", 0, 1.0, error="SystemExit: 0")]
@@ -370,3 +372,19 @@ def test_a_forked_process_of_a_rank_does_not_answer_in_its_place(raises: bool) -
     with Ranks(options_of({"num_proc": 2}, os.environ), os.environ) as ranks:
         assert ranks.call(Call.of(forks)) == ["rank"] * 2
         assert ranks.call(Call.of(lambda: "next")) == ["next"] * 2
+
+
+def test_a_rank_is_killed_between_two_calls() -> None:
+    with Ranks(options_of({"num_proc": 2}, os.environ), os.environ) as ranks:
+        os.kill(ranks.call(Call.of(os.getpid))[1], signal.SIGKILL)
+        wait_until(lambda: ranks.is_over)
+        with pytest.raises(RankLostError, match="rank 1 on .* was killed by signal 9"):
+            ranks.call(Call.of(os.getpid))
+
+
+def test_a_rank_ends_between_two_calls() -> None:
+    with Ranks(options_of({"num_proc": 1}, os.environ), os.environ) as ranks:
+        ranks.call(Call.of(lambda: threading.Timer(0.1, os._exit, [0]).start()))
+        wait_until(lambda: ranks.is_over)
+        with pytest.raises(RankLostError, match="rank 0 ended before the function returned"):
+            ranks.call(Call.of(os.getpid))
