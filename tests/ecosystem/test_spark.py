@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import horovodish as hvd
+from support.hosts import hosts
 from support.orphans import mark_of_this_process
 from support.scripts import output_of
 from support.sources import ROOT
@@ -25,8 +26,17 @@ if find_spec("pyspark") is None:
     pytest.skip("`make test-ecosystem` installs what this needs", allow_module_level=True)
 
 import cloudpickle
+import pyspark
 from ecosystem import cluster_functions
-from ecosystem.cluster_functions import left_behind, ours, raises_on_rank_1, wait_for_files, waits, world
+from ecosystem.cluster_functions import (
+    left_behind,
+    ours,
+    raises_on_rank_1,
+    runs_twenty_times,
+    wait_for_files,
+    waits,
+    world,
+)
 from pyspark.sql import SparkSession
 
 import horovodish.spark
@@ -87,9 +97,30 @@ def test_a_killed_task(context: Any, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=kill)
     thread.start()
-    with pytest.raises(hvd.RankLostError, match=r"the agent on .* has gone: its process was "):
+    with pytest.raises(
+        hvd.RankLostError, match=r"the agent on .* has gone: its process was .*; the Spark job has failed"
+    ):
         horovodish.spark.run(waits, args=(str(tmp_path),), num_proc=2)
     thread.join()
+
+
+def test_two_runs_at_once(context: Any) -> None:
+    found: list[Any] = []
+    runs = [
+        threading.Thread(target=lambda np=np: found.append(horovodish.spark.run(world, args=(1,), num_proc=np)))
+        for np in (1, 2)
+    ]
+    for each in runs:
+        each.start()
+    for each in runs:
+        each.join()
+    assert sorted(found, key=len) == [[(0, 1, 1.0)], [(0, 2, 2.0), (1, 2, 2.0)]]
+
+
+@pytest.mark.slow
+def test_twenty_jobs(context: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    runs_twenty_times(lambda factor: horovodish.spark.run(world, args=(factor,), num_proc=2), tmp_path)
 
 
 def test_tasks_that_find_no_room(context: Any) -> None:
@@ -122,6 +153,77 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
     assert left_behind() == {}
     for file in tmp_path.glob("*.ready"):
         assert not Path("/proc", file.read_text()).exists()
+
+
+@pytest.mark.parametrize(
+    ("lacks", "message"),
+    [
+        (
+            "builder.config('spark.executorEnv.PYTHONPATH', {folder!r})",
+            "the (agent of task 0|Spark job) has .*: .*No module named 'horovodish'",
+        ),
+        (
+            "os.environ['PYSPARK_PYTHON'] = {folder!r} + '/python'",
+            'the Spark job has failed: .*Cannot run program "/\\S+/python"',
+        ),
+    ],
+)
+def test_what_is_missing_on_a_worker(tmp_path: Path, lacks: str, message: str) -> None:
+    broken = tmp_path / "horovodish"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'horovodish'\")")
+    program = (
+        "import os, horovodish.spark; from pyspark.sql import SparkSession\n"
+        f"builder = SparkSession.builder.master('local[1]')\n{lacks.format(folder=str(tmp_path))}\n"
+        "builder.getOrCreate()\nhorovodish.spark.run(print, num_proc=1)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert re.search(f"LaunchError: only 0 of 1 agent joined: {message}.*\n$", ended.stderr), ended.stderr
+
+
+ON_TWO_WORKERS = """
+import socket, sys
+import horovodish.spark
+from pyspark.sql import SparkSession
+
+def where():
+    import numpy as np
+    import horovodish as hvd
+    hvd.init()
+    return hvd.rank(), hvd.local_rank(), socket.gethostname(), float(hvd.allreduce(np.ones(1), op=hvd.Sum)[0])
+
+master, address = sys.argv[1:]
+builder = SparkSession.builder.master(master).config("spark.driver.host", address)
+builder.config("spark.executor.memory", "512m").config("spark.ui.enabled", "false").getOrCreate()
+print(horovodish.spark.run(where, num_proc=4))
+"""
+
+
+def test_workers_on_two_hosts(tmp_path: Path) -> None:
+    mark_of_this_process()
+    spark_class = str(Path(pyspark.__file__).parent / "bin/spark-class")
+    with hosts(2) as on:
+        master = f"spark://{on.address(0)}:7077"
+        worker = ("org.apache.spark.deploy.worker.Worker", master, "--cores", "2", "--memory", "1g")
+        commands = [(0, ("org.apache.spark.deploy.master.Master", "--port", "7077")), (0, worker), (1, worker)]
+        environ = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        nodes: list[subprocess.Popen[bytes]] = []
+        try:
+            for host, words in commands:
+                own = {**environ, "SPARK_WORKER_DIR": str(tmp_path), "SPARK_LOCAL_HOSTNAME": on.address(host)}
+                command = [*on.inside(host), spark_class, *words, "--host", on.address(host)]
+                nodes.append(subprocess.Popen(command, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            driver = [*on.inside(0), sys.executable, "-c", ON_TWO_WORKERS, master, on.address(0)]
+            own = {**environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_HOSTNAME": on.address(0)}
+            ended = subprocess.run(driver, env=own, capture_output=True, text=True, timeout=200)
+            found = sorted(re.findall(r"\(\d, (\d), '(.*?)', 4\.0\)", ended.stdout))
+            expected = [(str(local), on.name(host)) for local in (0, 1) for host in (0, 1)]
+            assert found == expected, ended.stdout + ended.stderr
+            assert left_behind() == {}
+        finally:
+            for node in reversed(nodes):
+                node.terminate()
+                node.wait(30)
 
 
 def test_without_a_context() -> None:
