@@ -306,12 +306,12 @@ def on_agents(options: LaunchOptions, meeting: Meeting) -> LaunchOptions:
     """The options of a job that runs on the hosts of the agents that have joined.
 
     Raises:
-        LaunchError: they have all gone.
+        LaunchError: they have all gone, and the job does not wait for others, as an elastic one does.
     """
     hosts = meeting.allocation()
-    if hosts is None:
+    if hosts is None and not options.is_elastic:
         raise LaunchError(meeting.lost[-1])
-    np = options.np if options.np or options.is_elastic else hosts.slots
+    np = options.np if options.np or options.is_elastic or not hosts else hosts.slots
     return replace(options, meeting=meeting.name, allocation=hosts, np=np)
 
 

@@ -101,9 +101,16 @@ def test_functions_one_after_the_other(executors: Any, capsys: pytest.CaptureFix
     assert executor.run(world, args=(2,)) == [(0, 3, 6.0), (1, 3, 6.0), (2, 3, 6.0)]
     assert executor.run(lambda: "ray" in sys.modules) == [False] * 3  # its import takes long
     assert executor.run(world, kwargs={"factor": 3}) == [(0, 3, 9.0), (1, 3, 9.0), (2, 3, 9.0)]
-    told = capsys.readouterr()
-    assert sorted(told.out.splitlines()) == [f"rank {rank} prints" for rank in (0, 0, 1, 1, 2, 2)]
-    assert told.err.splitlines().count("and complains") == 6
+    out, err = "", ""
+
+    def all_is_told() -> bool:  # output and results do not travel together
+        nonlocal out, err
+        told = capsys.readouterr()
+        out, err = out + told.out, err + told.err
+        return out.count("\n") == err.count("and complains\n") == 6
+
+    wait_until(all_is_told)
+    assert sorted(out.splitlines()) == [f"rank {rank} prints" for rank in (0, 0, 1, 1, 2, 2)]
     assert ray.get(executor.run_remote(world, args=(4,))) == [(rank, 3, 12.0) for rank in range(3)]
 
 
@@ -267,6 +274,14 @@ def test_an_elastic_executor_goes_on_without_an_actor_and_with_a_new_one(executo
     assert ray.get(results) == [(0, 2), (1, 2)]
     with pytest.raises(hvd.LaunchError, match=r"an elastic RayExecutor has run\(\) alone"):
         executor.execute(world)
+
+
+def test_an_elastic_executor_waits_for_an_actor_that_has_died_between_two_runs(executors: Any) -> None:
+    executor = executors(min_workers=1)
+    assert executor.run(world, args=(1,)) == [(0, 1, 1.0)]
+    ray.kill(executor._actors._handles[0], no_restart=False)
+    wait_until(lambda: executor._meeting.lost)
+    assert executor.run(world, args=(2,)) == [(0, 1, 2.0)]
 
 
 ON_TWO_NODES = """

@@ -167,6 +167,7 @@ def test_a_killed_driver_leaves_nothing_behind(tmp_path: Path) -> None:
             'the Spark job has failed: .*Cannot run program "/\\S+/python"',
         ),
     ],
+    ids=["package", "Python"],
 )
 def test_what_is_missing_on_a_worker(tmp_path: Path, lacks: str, message: str) -> None:
     broken = tmp_path / "horovodish"

@@ -186,11 +186,12 @@ def test_all_agents_are_lost_before_there_is_a_job() -> None:
     with Meeting(["127.0.0.1"]) as meeting:
         agent = call(meeting.contact)
         agent.send(f"agent 0 1 - {describe_host()}")
-        meeting.gather(1, time.monotonic() + 60, lambda _: None, lambda: "", is_elastic=True)
+        meeting.gather(1, time.monotonic() + 60, lambda _: None, lambda: "")
         agent._connection.close()
         wait_until(lambda: meeting.allocation() is None)
         with pytest.raises(LaunchError, match=r"the agent on .* has gone: its process was killed"):
-            on_agents(LaunchOptions(["true"], min_np=1), meeting)
+            on_agents(LaunchOptions(["true"]), meeting)
+        assert on_agents(LaunchOptions(["true"], min_np=1), meeting).allocation is None  # it waits for others
 
 
 def test_an_agent_with_another_secret(launch: Callable[..., Any]) -> None:

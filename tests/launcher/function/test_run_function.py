@@ -378,7 +378,7 @@ def test_a_rank_is_killed_between_two_calls() -> None:
     with Ranks(options_of({"num_proc": 2}, os.environ), os.environ) as ranks:
         os.kill(ranks.call(Call.of(os.getpid))[1], signal.SIGKILL)
         wait_until(lambda: ranks.is_over)
-        with pytest.raises(RankLostError, match="rank 1 on .* was killed by signal 9"):
+        with pytest.raises(RankLostError, match=r"rank 1 on .* was killed by signal 9"):
             ranks.call(Call.of(os.getpid))
 
 
