@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from horovodish.errors import SettingError
-from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags, slots
+from horovodish.launcher.options import ELASTIC, WHAT, WHERE, add_flags, count, slots
 from horovodish.launcher.report.libraries import versions
 from horovodish.settings import AUTOTUNE, COMPATIBILITY, OUTPUT, STALLS, START, TIMELINE, TUNING, WITHOUT_EFFECT, table
 

@@ -13,7 +13,7 @@ from horovodish.predictions.cluster import Cluster
 from horovodish.predictions.presets import LINKS
 from horovodish.predictions.steps import PRECISIONS, STRATEGIES, Case, Precision, Strategy, predicted, steps_to_train
 from horovodish.predictions.workload import Workload
-from horovodish.reports.document import Data, document, drawn
+from horovodish.reports.document import PageData, document, drawn
 
 __all__ = ["WEAK_SCALING", "prediction_page"]
 
@@ -44,7 +44,7 @@ def prediction_page(
         name: replace(cluster, bandwidth=link.bandwidth, latency=link.latency) for name, link in LINKS.items()
     }
     models = [_computed(workload, list(links.values()), numbers) for workload in workloads.values()]
-    data = Data(
+    data = PageData(
         prediction={
             "ranks": numbers,
             "strategies": [strategy.name for strategy in STRATEGIES_SHOWN],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -228,7 +230,9 @@ def test_a_page_needs_no_network_and_can_leave_out_names(tmp_path: Path) -> None
     }
     assert not re.findall(r"(?:src|href)=", text)
     data = json.loads(re.search(r'id="report">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
-    assert len(data["charts"]) == 2 and len(data["traces"]) == 2
+    assert len(data["charts"]) == 2 and "traces" not in data, "the script reads this before the page is seen"
+    traces = re.findall(r'id="trace-\d">(.*?)</script>', text, re.DOTALL)
+    assert [json.loads(trace)[0]["args"]["name"] for trace in traces] == ["rank 0 on node-0"] * 2
     assert report(files, str(page), without_names=True) == 0
     text = page.read_text()
     assert [name for name in ("node-", "/home", "host-2") if name in text] == ["host-2"]
@@ -257,6 +261,28 @@ def test_starts_of_a_run_whose_name_ends_in_a_number(tmp_path: Path) -> None:
     assert "The engines started 2 times" in page.read_text()
 
 
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium")
+def test_a_chart_is_drawn_when_it_is_seen_and_all_are_when_the_page_is_printed(tmp_path: Path) -> None:
+    """Also if the screen is dark: paper is white."""
+    page = tmp_path / "page.html"
+    assert report(write_run(tmp_path, lambda *_: 40, BUCKETS), str(page)) == 0
+    ask = """<script>const all = (what) => [...document.querySelectorAll(what)];
+      const drawn = () => all(".uplot").map((each) => each.clientWidth);
+      setTimeout(() => {
+        const seen = drawn();
+        dispatchEvent(new Event("beforeprint"));
+        queueMicrotask(() => { document.title = JSON.stringify([seen.length, drawn(), color("ground")]); });
+      }, 1000);</script></body>"""
+    page.write_text(
+        page.read_text().replace("<h2>What steps", '<p style="height:9000px"><h2>What steps').replace("</body>", ask)
+    )
+    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"]
+    command += ["--blink-settings=preferredColorScheme=0", f"--user-data-dir={tmp_path / 'browser'}"]
+    command += ["--virtual-time-budget=3000", "--dump-dom", page.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert json.loads(re.search("<title>(.*?)</title>", shown)[1]) == [1, [640, 640], "#fff"]  # type: ignore[index]
+
+
 def test_long_times_and_large_sizes_have_no_exponents() -> None:
     assert [text_of_seconds(each) for each in (3723.4, 0.9999, 2.384)] == ["3723 s", "1000 ms", "2.38 s"]
     assert text_of_bytes(2.5e12) == "2500 GB"
@@ -272,7 +298,7 @@ def test_names_do_not_become_elements(tmp_path: Path) -> None:
     odd = [Bucket("</script><b>'\"&", 8 << 20, 1.0, 5)]
     assert report(write_run(tmp_path, lambda *_: 40, odd), str(tmp_path / "page.html")) == 0
     text = (tmp_path / "page.html").read_text()
-    assert (text.count("<b>"), text.count("</script>")) == (0, 3)
+    assert (text.count("<b>"), text.count("</script>")) == (0, 5)
 
 
 @settings(max_examples=200)

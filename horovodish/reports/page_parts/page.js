@@ -2,9 +2,10 @@
 // Draws the charts, and hands a step's trace to Perfetto. Everything else on the page is there without it.
 const report = JSON.parse(document.getElementById("report").textContent);
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-const charts = [];
+const plots = new Map();  // by element
 
 function draw(element) {
+  plots.get(element)?.destroy();
   const chart = report.charts[Number(element.dataset.chart)];
   const axis = { stroke: color("soft"), grid: { stroke: color("line") }, ticks: { stroke: color("line") } };
   const series = chart.series.map((one) => ({
@@ -31,24 +32,35 @@ function draw(element) {
     const index = Math.max(0, Math.min(steps.length - 1, (plot.cursor.idx ?? -1) + move));
     plot.setCursor({ left: plot.valToPos(steps[index], "x"), top: plot.bbox.height / 4 });
   };
-  return plot;
+  plots.set(element, plot);
 }
 
-function drawAll() {
-  while (charts.length) charts.pop().destroy();
-  for (const element of document.querySelectorAll(".chart")) charts.push(draw(element));
+// A chart is drawn when it is about to be seen, or printed.
+const elements = document.querySelectorAll(".chart");
+const watch = new IntersectionObserver((changes) => {
+  for (const change of changes.filter((each) => each.isIntersecting)) {
+    watch.unobserve(change.target);
+    if (!plots.has(change.target)) draw(change.target);
+  }
+}, { rootMargin: "50%" });
+for (const element of elements) watch.observe(element);
+
+function print(isPrinted) {
+  document.documentElement.classList.toggle("paper", isPrinted);
+  elements.forEach((element) => draw(element));
 }
-drawAll();
+addEventListener("beforeprint", () => print(true));
+addEventListener("afterprint", () => print(false));
 addEventListener("resize", () => {
-  for (const plot of charts) plot.setSize({ width: plot.root.parentElement.clientWidth, height: 240 });
+  for (const [element, plot] of plots) plot.setSize({ width: element.clientWidth, height: 240 });
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => [...plots.keys()].forEach(draw));
 
 // Perfetto answers PONG when it is there, and then takes a trace.
 for (const button of document.querySelectorAll("button[data-trace]")) {
   button.onclick = () => {
     const viewer = open("https://ui.perfetto.dev");
-    const trace = new TextEncoder().encode(JSON.stringify(report.traces[Number(button.dataset.trace)]));
+    const trace = new TextEncoder().encode(document.getElementById("trace-" + button.dataset.trace).textContent);
     const timer = setInterval(() => viewer.postMessage("PING", "https://ui.perfetto.dev"), 100);
     addEventListener("message", function answered(event) {
       if (event.source !== viewer || event.data !== "PONG") return;

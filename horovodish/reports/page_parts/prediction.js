@@ -93,7 +93,7 @@ function show() {
   chart(3, [
     { label: "weak scaling", color: "own", values: hours[0] }, { label: "strong scaling", color: "late", values: hours[1] },
   ], HOURS);
-  drawAll();
+  for (const element of plots.keys()) draw(element);
 }
 form.addEventListener("input", show);
 form.addEventListener("submit", (event) => event.preventDefault());
