@@ -75,6 +75,8 @@ class RankStatus:
         waits: what it has under way, what has waited longest first.
         transfers: sends, receives and operations on a GPU that it waits for: the seconds, and a sentence.
         pending: known to the root of a process set.
+        within_bytes: what it has put into memory that the ranks of its host share; None if its engine has not answered.
+        sent_bytes: what it has sent to other hosts over MPI, by the first rank of the host.
         late_seconds: by rank, how long the others have waited for it so far; known to rank 0.
         stacks: of Python; empty unless they were asked for.
     """
@@ -98,6 +100,8 @@ class RankStatus:
     waits: list[Wait] = field(default_factory=list)
     transfers: list[tuple[float, str]] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
+    within_bytes: int | None = None
+    sent_bytes: dict[int, int] = field(default_factory=dict)
     late_seconds: dict[int, float] = field(default_factory=dict)
     stacks: str = ""
 
@@ -158,6 +162,10 @@ class RankStatus:
             case ["missing", process_set, seconds, name, call, submitted, missing]:
                 ranks = frozenset(_ranks_in(submitted)), frozenset(_ranks_in(missing))
                 self.pending.append(Pending(int(process_set), float(seconds), name, call, *ranks))
+            case ["within", size]:
+                self.within_bytes = int(size)
+            case ["sent", rank, size]:
+                self.sent_bytes[int(rank)] = int(size)
             case ["late", rank, seconds]:
                 self.late_seconds[int(rank)] = float(seconds)
 

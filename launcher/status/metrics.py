@@ -7,6 +7,7 @@ from typing import Any
 
 from horovodish.errors import LaunchError
 from horovodish.launcher.status.jobs import ask
+from horovodish.launcher.status.links import sent_by
 
 
 @contextlib.contextmanager
@@ -81,3 +82,11 @@ class _Ranks:
             for rank, value in values:
                 family.add_metric((str(rank.rank), rank.host), value)
             yield family
+        hosts = {rank.rank: rank.host for rank in ranks}
+        sent = CounterMetricFamily(
+            "horovodish_rank_sent_bytes", "Bytes sent to another host, or within one", labels=("rank", "host", "link")
+        )
+        for rank in ranks:
+            for link, size in sent_by(rank, hosts).items():
+                sent.add_metric((str(rank.rank), rank.host, link), size)
+        yield sent

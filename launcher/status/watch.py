@@ -4,11 +4,15 @@ import time
 
 from horovodish.errors import LaunchError
 from horovodish.launcher.status.jobs import JobStatus, ask
+from horovodish.launcher.status.links import link_rates
 from horovodish.launcher.status.show import HEADS, headlines, row_of
 
 PERIOD_SECONDS = 1.0
 RATES = ("steps/s", "reduced/s", "waited for")
 """What the live table has besides: the last column is the share of the time that the other ranks wait for this one."""
+
+
+MOST_LINKS = 6
 
 
 def watch(job: JobStatus) -> int:
@@ -31,7 +35,7 @@ def watch(job: JobStatus) -> int:
         for rank, its_rates in zip(now.ranks, rates(now, before), strict=True):
             *cells, does = row_of(rank)
             table.add_row(*map(Text, (*cells, *its_rates, does)))
-        return Group(*map(Text, headlines(now)), Text(""), table)
+        return Group(*map(Text, headlines(now)), Text(""), table, Text(links(now, before)))
 
     before = now = job
     with Live(drawn(now, before), auto_refresh=False) as live:
@@ -45,6 +49,14 @@ def watch(job: JobStatus) -> int:
                 return 0
             before, now = now, found[job.process]
             live.update(drawn(now, before), refresh=True)
+
+
+def links(now: JobStatus, before: JobStatus) -> str:
+    """The busiest links, from two answers."""
+    busiest = list(link_rates(now, before).items())
+    texts = [f"{link} {size / 1e6:,.1f} MB/s" for link, size in busiest[:MOST_LINKS]]
+    more = [f"{len(busiest) - MOST_LINKS} more"] if len(busiest) > MOST_LINKS else []
+    return "\nsent: " + ", ".join(texts + more) if busiest else ""
 
 
 def rates(now: JobStatus, before: JobStatus) -> list[tuple[str, ...]]:

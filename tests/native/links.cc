@@ -68,7 +68,9 @@ int send(const void*, int, abi::MpiHandle, int, int, abi::MpiHandle, void*) {
 // Open MPI 5.0 crashes when it sends to a rank of which it knows that it has died.
 void nothing_is_sent_to_the_dead() {
   abi::Mpi mpi;
+  std::vector<uint64_t> sent_bytes(8);
   mpi.world_ranks = {4, 7};
+  mpi.sent_bytes = &sent_bytes;
   mpi.tolerates_faults = true;
   mpi.isend = mpi.issend = send;
   mpi.get_failed_ = [](abi::MpiHandle, abi::MpiHandle* group) {

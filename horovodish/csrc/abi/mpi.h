@@ -42,6 +42,7 @@ struct Mpi {
   bool tolerates_faults = false;  // ranks go on when another one dies
   std::vector<int> world_ranks;   // by rank of the communicator: what messages name
   MpiTags tags{0};                // on the communicator
+  std::vector<uint64_t>* sent_bytes = nullptr;  // by rank of the world: counts what this rank sends
 
   int (*isend)(const void* data, int count, MpiHandle type, int to, int tag, MpiHandle communicator,
                void* request) = nullptr;

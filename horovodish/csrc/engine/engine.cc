@@ -52,6 +52,7 @@ uint64_t forks_so_far() {
 }  // namespace
 
 Engine::Engine(EngineConfig config) : config_(std::move(config)), forks_(forks_so_far()) {
+  sent_.to.resize(static_cast<size_t>(config_.size));
   const size_t local_ranks = config_.arena_memory.size();
   if (local_ranks > 0) {
     arena_ = std::make_shared<Arena>(std::exchange(config_.arena_memory, {}), config_.local_rank,
@@ -68,7 +69,11 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)), forks_(forks_s
 Engine::~Engine() { stop(false, text_of(config_.rank) + " left"); }
 
 void Engine::add_process_set(int id, ProcessSetConfig config, StallInspector::Seconds longest_wait) {
-  if (config.mpi) config.mpi->resolve();
+  config.sent = &sent_;
+  if (config.mpi) {
+    config.mpi->resolve();
+    config.mpi->sent_bytes = &sent_.to;
+  }
   EngineOptions options = config_.options;
   if (longest_wait.count() > 0) {
     auto& shutdown = options.stall.shutdown;

@@ -275,6 +275,7 @@ class Engine final {
     process_set(0).send_note({.topic = Note::Topic::ask_launch, .process_set = set, .decision = decision});
   }};  // used only by the thread that holds the seat, as the next one
   LaunchedOperations launched_operations_;
+  SentBytes sent_;  // likewise
   std::map<int, std::unique_ptr<ProcessSet>> process_sets_;
 
   Clock::time_point

@@ -148,6 +148,19 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   return nap;
 }
 
+// A host is named by its first rank.
+std::string ProcessSet::describe_sent() const {
+  std::string text = "within\t" + std::to_string(config_.sent->within_host) + "\n";
+  for (const std::vector<int>& host : config_.hosts) {
+    uint64_t bytes = 0;
+    for (const int index : host) bytes += config_.sent->to[static_cast<size_t>(number_of(config_.world_rank(index)))];
+    if (bytes == 0) continue;
+    const std::string first = std::to_string(number_of(config_.world_rank(host.front())));
+    text += "sent\t" + first + "\t" + std::to_string(bytes) + "\n";
+  }
+  return text;
+}
+
 void ProcessSet::submit(const std::shared_ptr<Operation>& operation) noexcept {
   guarded([&] {
     if (operation->request->is_transfer()) return pairs_.submit(operation);

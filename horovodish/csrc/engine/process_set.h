@@ -61,6 +61,8 @@ class ProcessSet final : private OperationTable::Owner {
   std::vector<Residuals::Report> code_reports() const { return plane_ ? plane_->code_reports() : code_reports_; }
   // What this rank and, at the root, the others wait for: lines of fields for launcher/status/answers.py.
   std::string describe_waits(Clock::time_point now) const { return stall_watch_.describe_waits(now); }
+  // What this rank has sent, in all process sets, to each host of this one.
+  std::string describe_sent() const;
   uint64_t full_requests() const { return negotiation_.full_requests(); }
 
  private:

@@ -52,6 +52,7 @@ void Engine::write_status() noexcept {
       for (const auto& [rank, its] : global->second->lateness()) {
         text += "late\t" + std::to_string(number_of(rank)) + "\t" + std::to_string(its.total_seconds) + "\n";
       }
+      text += global->second->describe_sent();
     }
     std::lock_guard lock(status_mutex_);
     status_ = std::move(text);

@@ -24,7 +24,7 @@ Neighbours::Edge Neighbours::edge_to(int index, Arena* arena) const {
   if (local) {
     channel = std::make_unique<SharedMemoryChannel<ControlRing>>(
         arena->control_ring(config_.region, arena->own(), *local),
-        arena->control_ring(config_.region, *local, arena->own()), arena->doorbell(*local));
+        arena->control_ring(config_.region, *local, arena->own()), arena->doorbell(*local), config_.sent->within_host);
   } else {
     channel = std::make_unique<MpiChannel>(*config_.mpi, index, config_.mpi->tags.control(), Link::kBlockBytes);
   }

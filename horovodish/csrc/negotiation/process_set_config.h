@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +14,12 @@
 #include "negotiation/world_rank.h"
 
 namespace horovodish {
+
+// What this rank has sent so far, in all process sets. Only the thread that drives the engine counts and reads.
+struct SentBytes {
+  std::vector<uint64_t> to;  // by rank of the world, over MPI
+  uint64_t within_host = 0;  // put into memory that the ranks of this host share
+};
 
 struct ProcessSetConfig {
   int id = 0;                           // 0: the global set
@@ -24,6 +31,7 @@ struct ProcessSetConfig {
   size_t region = 0;          // of the arena, equal on all of them
   // Where there are several hosts:
   std::optional<abi::Mpi> mpi;  // with a communicator of exactly these ranks
+  SentBytes* sent = nullptr;    // of the engine
 
   WorldRank world_rank(int index) const { return ranks[static_cast<size_t>(index)]; }
   WorldRank own_rank() const { return world_rank(own); }

@@ -190,7 +190,8 @@ Pairs::Peer* Pairs::open(int index) {
   if (const auto local = config_.local_rank(index)) {
     channel = std::make_unique<SharedMemoryChannel<TransferRing>>(
         arena_->transfer_ring(config_.region, arena_->own(), *local),
-        arena_->transfer_ring(config_.region, *local, arena_->own()), arena_->doorbell(*local));
+        arena_->transfer_ring(config_.region, *local, arena_->own()), arena_->doorbell(*local),
+        config_.sent->within_host);
   } else {
     channel = std::make_unique<MpiChannel>(*config_.mpi, index, config_.mpi->tags.transfers(), segment_bytes_);
   }

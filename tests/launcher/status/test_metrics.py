@@ -47,10 +47,10 @@ def test_figures_of_each_rank(hang: Callable[..., Any]) -> None:
     port = free_port()
     job = hang(STEPS, flags=["--metrics-port", str(port)])
     wait_until(lambda: min(figures(port).get("steps_total", [0])) > 20)
-    wait_until(lambda: len(figures(port)) == 6)
+    wait_until(lambda: len(figures(port)) == 7)
     its = figures(port)
     assert its["up"] == [1, 1, 1] and min(its["memory_bytes"]) > 1 << 20
-    assert min(its["reduced_bytes_total"]) >= 20 * 24
+    assert min(its["reduced_bytes_total"]) >= 20 * 24 and min(its["sent_bytes_total"]) >= 20 * 24
     assert its["waited_for_seconds_total"][2] > max(its["waited_for_seconds_total"][:2])
     before = its["steps_total"]
     wait_until(lambda: all(now > then for now, then in zip(figures(port)["steps_total"], before, strict=True)))

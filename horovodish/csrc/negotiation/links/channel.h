@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "memory/arena.h"
 
@@ -25,10 +26,15 @@ class Channel {
 template <class Ring>
 class SharedMemoryChannel : public Channel {
  public:
-  SharedMemoryChannel(Ring& out, Ring& in, Doorbell& peer) : out_(out), in_(in), peer_(peer) {}
+  // `sent_bytes`: counts what is written.
+  SharedMemoryChannel(Ring& out, Ring& in, Doorbell& peer, uint64_t& sent_bytes)
+      : out_(out), in_(in), peer_(peer), sent_bytes_(sent_bytes) {}
 
   size_t write(const std::byte* data, size_t size, bool) override {
-    return in_pieces(size, [&](size_t begin, size_t count) { return out_.write(data + begin, count, peer_); });
+    const size_t written =
+        in_pieces(size, [&](size_t begin, size_t count) { return out_.write(data + begin, count, peer_); });
+    sent_bytes_ += written;
+    return written;
   }
   size_t read(std::byte* data, size_t size) override {
     return in_pieces(size, [&](size_t begin, size_t count) { return in_.read(data + begin, count, peer_); });
@@ -55,6 +61,7 @@ class SharedMemoryChannel : public Channel {
   Ring& out_;
   Ring& in_;
   Doorbell& peer_;
+  uint64_t& sent_bytes_;
 };
 
 }  // namespace horovodish

@@ -27,6 +27,7 @@ class MpiRequest {
     check(mpi_->isend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
           "sending to", to);
     start(to);
+    (*mpi_->sent_bytes)[static_cast<size_t>(mpi_->world_ranks[static_cast<size_t>(to)])] += bytes;
   }
   // As send(), but done only when the receiver has taken it, and with it all that was sent to it before on this communicator. A
   // send() is done when MPI has a copy, which it may not have sent yet.
@@ -35,6 +36,7 @@ class MpiRequest {
     check(mpi_->issend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
           "sending to", to);
     start(to);
+    (*mpi_->sent_bytes)[static_cast<size_t>(mpi_->world_ranks[static_cast<size_t>(to)])] += bytes;
   }
   void receive(void* data, size_t bytes, int from, int tag) {
     check(mpi_->irecv(data, static_cast<int>(bytes), mpi_->byte_type, from, tag, mpi_->communicator, request_.data()),

@@ -45,6 +45,7 @@ class AdasumTask : public StreamTask {
   void publish(uint64_t chunk, std::byte* slot) override {
     if (is_table(chunk)) return tables_->publish(chunk - data_chunks_, slot);
     concatenation_.pack(whole(chunk), ReduceOp::adasum, memory(slot));
+    world_.put(whole(chunk).count * item_);
   }
 
   void combine(uint64_t chunk, const Slots& slots) override {
@@ -54,6 +55,7 @@ class AdasumTask : public StreamTask {
     } else if (!is_first_pass(chunk)) {
       const Range part = shard(whole(chunk), world_.own_rank());
       weigh(part, sources(chunk, slots), memory(slots[world_.own]) + offset(chunk, part));
+      world_.put(part.count * item_);
     } else if (!world_.several_hosts()) {
       multiply(chunk, slots);
     }

@@ -53,6 +53,7 @@ class RowsTask : public StreamTask {
   void publish(uint64_t chunk, std::byte* slot) override {
     const Concatenation& own = incoming_[own_];
     own.pack(part(own, chunk), ReduceOp::sum, slot + arrival(world_.own, host_));
+    world_.put(part(own, chunk).count);
     for (size_t host = 0; sends_from_areas() && host < hosts_.size(); ++host) {
       outgoing_[host].pack(part(outgoing_[host], chunk), ReduceOp::sum, slot + departure(host));
     }

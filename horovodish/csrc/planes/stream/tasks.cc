@@ -89,6 +89,7 @@ class ReduceTask : public StreamTask {
       if (is_own(shard) && reduces_in_place()) continue;
       for_each_part(chunk, shard, [&](const Range& part, size_t at, size_t) {
         concatenation_.pack(part, op_, slot + at * item_, packing_scale_);
+        world_.put(part.count * item_);
         if (coding_ && !is_own(shard)) give_away_errors(part, slot + at * item_);
       });
     }
@@ -189,6 +190,7 @@ class ReduceTask : public StreamTask {
           reduce(concatenation_.dtype(), op_, target, sources_.data(), world_.ranks, length,
                  exchanged ? staged_.first : scaling_);
           if (target != slot && shares_results()) copy_bytes(slot, target, length * item_);
+          if (target == slot || shares_results()) world_.put(length * item_);
         });
   }
 
@@ -262,6 +264,7 @@ class BroadcastTask : public StreamTask {
     if (!is_root_) return;
     if (piece_) return piece_->pack(ReduceOp::sum, 1.0);
     concatenation_.pack(whole(chunk), ReduceOp::sum, slot);
+    world_.put(whole(chunk).count);
   }
   void combine(uint64_t chunk, const Slots& slots) override { take(chunk, slots); }
   std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t chunk, uint64_t sequence, const Slots& slots) override {

@@ -30,6 +30,10 @@ struct StreamWorld {
   size_t size() const { return config.ranks.size(); }
   size_t rank_at(size_t host_index, size_t place) const { return static_cast<size_t>(hosts[host_index][place]); }
   size_t own_rank() const { return static_cast<size_t>(config.own); }
+  // This rank has put so much into its slot.
+  void put(size_t bytes) const {
+    if (ranks > 1) config.sent->within_host += bytes;
+  }
   // Elements in a chunk of a tensor, or of several, that has `count` of `item_bytes`.
   size_t chunk_of(size_t count, size_t item_bytes) const {
     return in_slots() ? chunk_bytes / item_bytes : std::max<size_t>(count, 1);
