@@ -17,6 +17,8 @@ SOCKET = "status.socket"
 """In the folder of a run, which only its user can enter."""
 ANSWER_SECONDS = {"status": 0.7, "stacks": 6.0}
 """How long the supervisors may take, by the question. They give their ranks less."""
+MOST_SILENT = 16
+"""So many may connect and ask nothing. One more, and the one that has connected first is sent away."""
 
 
 @dataclass
@@ -49,6 +51,7 @@ class StatusDesk:
         self._selector = selector
         self._ask = ask
         self._describe = describe
+        self._silent: list[socket.socket] = []  # have asked nothing so far, in the order in which they have come
         self._visits: dict[int, _Visit] = {}
         self._last = 0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -59,6 +62,8 @@ class StatusDesk:
 
     def close(self) -> None:
         """Lets nobody ask any more."""
+        while self._silent:
+            self._take_leave(self._silent[0])
         for visit in self._visits.values():
             visit.connection.close()
         self._visits.clear()
@@ -95,17 +100,28 @@ class StatusDesk:
             if user_of(connection) != os.geteuid():
                 connection.close()
                 return
+            if len(self._silent) == MOST_SILENT:
+                self._take_leave(self._silent[0])
+            self._silent.append(connection)
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._take_question(connection))
 
-    def _take_question(self, connection: socket.socket) -> None:
+    def _take_leave(self, connection: socket.socket) -> None:
+        self._silent.remove(connection)
         self._selector.unregister(connection)
+        connection.close()
+
+    def _take_question(self, connection: socket.socket) -> None:
+        if connection not in self._silent:
+            return  # it was sent away in this turn of the selector
         try:
             question = connection.recv(64).decode(errors="replace")
         except OSError:
             question = ""
         if question not in ANSWER_SECONDS:
-            connection.close()
+            self._take_leave(connection)
             return
+        self._silent.remove(connection)
+        self._selector.unregister(connection)
         self._last += 1
         self._visits[self._last] = _Visit(connection, question, time.monotonic() + ANSWER_SECONDS[question])
         self._ask(self._last, question)

@@ -153,9 +153,10 @@ class Waiting:
     def places(self, now: float) -> list[dict[str, Any]]:
         """Where each rank is, and in which phase for how long, for `horovodish status`."""
         return [
-            {"rank": rank, "host": its.host, "process": its.pid, "phase": its.phase, "phase_seconds": now - its.since}
+            {"rank": rank, "host": its.host, "process": its.pid, "supervisor": its.supervisor, "phase": its.phase,
+             "phase_seconds": now - its.since}
             for rank, its in self._ranks.items()
-        ]
+        ]  # fmt: skip
 
     def standing(self, now: float) -> list[tuple[float, str]]:
         """Who waits outside of collectives: for how many seconds, and for whom by the last answers of supervisors."""

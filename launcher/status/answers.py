@@ -62,6 +62,7 @@ class RankStatus:
         process: its process id there.
         phase: see `horovodish.launcher.job.waiting`.
         phase_seconds: for how long.
+        supervisor: the process id of its supervisor; 0 if it is not known.
         state: the letter in /proc for the state of its process. Empty: its supervisor has not answered.
         memory_kib: what its process uses.
         has_page: whether its supervisor can read its page.
@@ -86,6 +87,7 @@ class RankStatus:
     process: int
     phase: str | None
     phase_seconds: float
+    supervisor: int = 0
     state: str = ""
     memory_kib: int = 0
     has_page: bool = False
@@ -109,6 +111,7 @@ class RankStatus:
     def of(known: Mapping[str, Any]) -> "RankStatus":
         """Reads what the launcher says of a rank."""
         status = RankStatus(known["rank"], known["host"], known["process"], known["phase"], known["phase_seconds"])
+        status.supervisor = known.get("supervisor", 0)  # a launcher of an older version does not say it
         status.state, status.memory_kib = known.get("state", ""), known.get("memory_kib", 0)
         status._read_page(known.get("page", "-"))
         answer, _, stacks = printable(known.get("answer", "")).partition("stacks\n")

@@ -13,7 +13,8 @@ WORTH_SECONDS = 2.0
 def diagnosis(job: JobStatus) -> list[str]:
     """The sentences, what matters most first. Empty if nothing is wrong."""
     if not job.command:
-        return [f"the launcher does not answer. If it is stopped, kill -CONT {job.process} lets it go on"]
+        what = f"is stopped. kill -CONT {job.process} lets it go on" if job.is_stopped else "does not answer"
+        return [f"the launcher, process {job.process}, {what}"]
     if job.awaited:
         return [f"no rank has been started yet: {job.awaited}"]
     ranks = [each for each in job.ranks if not each.has_ended]
@@ -82,6 +83,11 @@ def _of_stuck(stuck: list[RankStatus], ranks: list[RankStatus]) -> list[str]:
         if its[0].state == "T":
             text += f". kill -CONT {its[0].process} there lets " + (
                 "it go on" if len(its) == 1 else f"rank {its[0].rank} go on"
+            )
+        elif not its[0].state:
+            processes = [str(each.supervisor) for each in its[:MOST_NAMED] if each.supervisor]
+            text += (
+                f". If it is the supervisor, kill -CONT {' '.join(processes)} there lets it go on" if processes else ""
             )
         sentences.append(text)
     return sentences

@@ -14,7 +14,7 @@ from typing import Any
 from horovodish.errors import LaunchError
 from horovodish.launcher.job.status_desk import ANSWER_SECONDS, SOCKET
 from horovodish.launcher.status.answers import RankStatus, printable
-from horovodish.launcher.supervisor.supervisor import script_of
+from horovodish.launcher.supervisor.supervisor import script_of, stat_of
 
 PATIENCE_SECONDS = 2.0
 """How much longer than its supervisors a launcher may take, on a busy machine."""
@@ -28,6 +28,7 @@ class JobStatus:
     Attributes:
         process: of the launcher.
         command: what each rank runs. Empty if the launcher does not answer.
+        is_stopped: whether the launcher does not answer because it is stopped.
         awaited: what has to come before the ranks can be started; empty if they are.
         is_ending: whether the launcher ends the ranks.
         waits: who waits outside of collectives, for how many seconds and for whom.
@@ -37,6 +38,7 @@ class JobStatus:
 
     process: int
     command: tuple[str, ...] = ()
+    is_stopped: bool = False
     awaited: str = ""
     is_ending: bool = False
     waits: tuple[tuple[float, str], ...] = ()
@@ -49,7 +51,13 @@ class JobStatus:
         ranks = sorted((RankStatus.of(each) for each in known["ranks"]), key=lambda rank: rank.rank)
         waits = tuple((float(seconds), str(text)) for seconds, text in known["waits"])
         awaited, is_ending = known["awaited"], known["is_ending"]
-        return JobStatus(process, tuple(known["command"]), awaited, is_ending, waits, tuple(ranks), time.monotonic())
+        command, at = tuple(known["command"]), time.monotonic()
+        return JobStatus(process, command, False, awaited, is_ending, waits, tuple(ranks), at)
+
+    @staticmethod
+    def of_silent(process: int) -> "JobStatus":
+        """What is known without an answer."""
+        return JobStatus(process, is_stopped=stat_of(process)[0] in "Tt")
 
     @property
     def name(self) -> str:
@@ -68,7 +76,8 @@ def ask(job: str, question: str) -> list[JobStatus]:
     Raises:
         LaunchError: there is no such job.
     """
-    answers = _answers(_sockets(), "status")
+    of = {int(job)} if job.isdecimal() else None
+    answers = _answers(_sockets(), "status", of) or _answers(_sockets(), "status")
     chosen = [each for each in answers if job in ("", str(each.process), each.name, each.name.removesuffix(".py"))]
     if chosen and question != "status":  # no other job is to take stacks
         chosen = _answers(_sockets(), question, {each.process for each in chosen})
@@ -99,16 +108,20 @@ def _answers(paths: Sequence[str], question: str, of: Container[int] | None = No
     """Of all launchers, or of these processes alone."""
     with contextlib.ExitStack() as opened:
         asked: dict[socket.socket, int] = {}
+        answers = []
         for path in paths:
             with contextlib.suppress(OSError):  # the job has ended meanwhile
                 launcher = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
                 launcher.setblocking(False)
                 launcher.connect(path)
                 process = int.from_bytes(launcher.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
-                if of is None or process in of:
+                if of is not None and process not in of:
+                    continue
+                if (silent := JobStatus.of_silent(process)).is_stopped:
+                    answers.append(silent)
+                else:
                     launcher.send(question.encode())
                     asked[launcher] = process
-        answers = []
         ends_at = time.monotonic() + ANSWER_SECONDS[question] + PATIENCE_SECONDS
         while asked:
             ready, _, _ = select.select(list(asked), [], [], max(0.0, ends_at - time.monotonic()))
@@ -117,7 +130,7 @@ def _answers(paths: Sequence[str], question: str, of: Container[int] | None = No
                 if known := _answer_of(launcher):
                     answers.append(JobStatus.of(process, known))
             if not ready:
-                answers += [JobStatus(process) for process in asked.values()]
+                answers += map(JobStatus.of_silent, asked.values())
                 break
     return sorted(answers, key=lambda each: each.process)
 

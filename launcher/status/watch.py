@@ -42,7 +42,7 @@ def watch(job: JobStatus) -> int:
         while True:
             time.sleep(PERIOD_SECONDS)
             try:
-                found = {each.process: each for each in ask("", "status")}
+                found = {each.process: each for each in ask(str(job.process), "status")}
             except LaunchError:
                 return 0
             if job.process not in found:

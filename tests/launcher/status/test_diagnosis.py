@@ -17,7 +17,14 @@ PAGE = f"1000000000:{'00' * 256}"
 
 def rank(number: int, *lines: str, state: str = "S", phase: str | None = "running", **known: Any) -> RankStatus:
     answer = "\n".join(("engine", *("\t".join(line.split("|")) for line in lines))) if state in "RS" else ""
-    its = {"rank": number, "host": HOSTS[number], "process": 100 + number, "phase": phase, "phase_seconds": 5.0}
+    its = {
+        "rank": number,
+        "host": HOSTS[number],
+        "process": 100 + number,
+        "supervisor": 200 + number,
+        "phase": phase,
+        "phase_seconds": 5.0,
+    }
     return RankStatus.of({**its, "state": state, "memory_kib": 2048, "page": PAGE, "answer": answer, **known})
 
 
@@ -57,7 +64,8 @@ def test_a_host_that_does_not_answer() -> None:
     sentences = diagnosis(job(rank(0, waits(30)), rank(1, waits(30)), rank(2, **silent), rank(3, **silent)))
     assert sentences == [
         "ranks 2-3 on beta do not answer: the supervisor or the host is stopped; "
-        "ranks 0-1 have waited in allreduce 'w' for 30 s"
+        "ranks 0-1 have waited in allreduce 'w' for 30 s. "
+        "If it is the supervisor, kill -CONT 202 203 there lets it go on"
     ]
 
 

@@ -95,7 +95,15 @@ def test_the_live_table_shows_the_rates_of_links(hang: Callable[..., Any]) -> No
 
 
 def rank(number: int, host: str, process: int, *lines: str) -> RankStatus:
-    its = {"rank": number, "host": host, "process": process, "phase": "running", "phase_seconds": 5.0, "state": "S"}
+    its = {
+        "rank": number,
+        "host": host,
+        "process": process,
+        "supervisor": 9,
+        "phase": "running",
+        "phase_seconds": 5.0,
+        "state": "S",
+    }
     return RankStatus.of({**its, "answer": "\n".join(("engine", *("\t".join(line.split()) for line in lines)))})
 
 

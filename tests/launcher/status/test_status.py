@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from horovodish.launcher.job.status_desk import MOST_SILENT
 from horovodish.launcher.status import jobs
 from horovodish.launcher.status.show import row_of
 from horovodish.launcher.status.watch import rates
@@ -213,10 +216,29 @@ def test_a_launcher_that_is_stopped(launch: Callable[..., Any], monkeypatch: pyt
     job.process.send_signal(signal.SIGSTOP)
     wait_until_state(job.process.pid, "T")
     assert is_stopped(job.process.pid)
-    shown = status()
+    expected = rf"the launcher, process {job.process.pid}, is stopped\. kill -CONT {job.process.pid} lets it go on"
+    assert re.search(expected, status().stdout)
+    with monkeypatch.context() as patched:
+        patched.setattr(jobs.select, "select", lambda *_: pytest.fail("a stopped launcher is waited for"))
+        assert asked(job.process.pid) == jobs.JobStatus(job.process.pid, is_stopped=True)
     job.process.send_signal(signal.SIGCONT)
-    expected = rf"the launcher does not answer\. If it is stopped, kill -CONT {job.process.pid} lets it go on"
-    assert re.search(expected, shown.stdout)
+
+
+def test_who_asks_nothing_is_sent_away_for_others(launch: Callable[..., Any]) -> None:
+    job = launch("run", "-np", "1", "sleep", "1000")
+    wait_until(lambda: asked(job.process.pid) is not None)
+    (path,) = [path for path in jobs._sockets() if jobs._answers([path], "status")[0].process == job.process.pid]
+    with contextlib.ExitStack() as opened:
+        silent = []
+        for _ in range(3 * MOST_SILENT):
+            silent.append(opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)))
+            silent[-1].settimeout(20)
+            silent[-1].connect(path)
+        assert asked(job.process.pid) is not None
+        for each in silent[: 2 * MOST_SILENT]:
+            assert each.recv(1) == b""
+        silent[-1].send(b"status")
+        assert silent[-1].recv(64) == b"status"
 
 
 def test_another_user_learns_nothing(launch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
