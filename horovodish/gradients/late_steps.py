@@ -310,6 +310,8 @@ class LateSteps:
             with self._changed:
                 self._problem = type(problem)(step) if failed else problem
                 self._changed.notify_all()
+        finally:
+            self._engine.describe_wait(self._name, "")
 
     def _check_steps(self) -> None:
         """Raise MismatchError on every rank if ranks begin with other numbers of steps or options. Collective."""
@@ -385,11 +387,12 @@ class LateSteps:
                     self._begin_to_wait()
                     return self._word(_GO, self._told[in_time[0]].options)
             self._look()
+        missing = [self._ranks[place] for place in here if place not in in_time]
+        self._describe_wait(step, [self._ranks[place] for place in in_time], missing)
         knobs = basics.running().settings
         seconds = knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0
         if 0 < seconds < time.monotonic() - self._began and not self._has_warned:
             self._has_warned = True
-            missing = [self._ranks[place] for place in here if place not in in_time]
             print(
                 f"horovodish: warning: {self._name}: step {step} has waited {seconds:.0f} s for ranks {missing}. A "
                 f"step goes on with {self._wait_for} ranks, unless another one lags {self._stale} steps",
@@ -401,6 +404,14 @@ class LateSteps:
     def _begin_to_wait(self) -> None:
         """The first rank waits for the next step: since when, since when it could go on, and whether it has said so."""
         self._began, self._could, self._has_warned = time.monotonic(), 0.0, False
+        self._engine.describe_wait(self._name, "")
+
+    def _describe_wait(self, step: int, in_time: list[int], missing: list[int]) -> None:
+        """Let `horovodish status` name the ranks without a gradient, if another rank waits for them."""
+        waited = time.monotonic() - self._began
+        call = f"step() number {step} of '{self._name}' with wait_for={self._wait_for}"
+        line = f"missing\t{self.process_set.process_set_id or 0}\t{waited}\t{self._name}\t{call}\t{in_time}\t{missing}"
+        self._engine.describe_wait(self._name, line if in_time and missing else "")
 
     def _receive(self) -> Handle[int]:
         """What receives the next message, into `_message`."""

@@ -73,6 +73,9 @@ def ask(job: str, question: str) -> list[JobStatus]:
         job: the process or the name of the job. Empty: all jobs.
         question: "status" or "stacks".
 
+    Returns:
+        The answers by process. An elastic job gives two while it starts new ranks: first that of the ranks that train.
+
     Raises:
         LaunchError: there is no such job.
     """
@@ -132,7 +135,7 @@ def _answers(paths: Sequence[str], question: str, of: Container[int] | None = No
             if not ready:
                 answers += map(JobStatus.of_silent, asked.values())
                 break
-    return sorted(answers, key=lambda each: each.process)
+    return sorted(answers, key=lambda each: (each.process, -sum(rank.has_page for rank in each.ranks)))
 
 
 def _answer_of(launcher: socket.socket) -> dict[str, Any] | None:

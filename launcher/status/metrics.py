@@ -49,7 +49,7 @@ class _Ranks:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         try:
-            jobs = ask(str(os.getpid()), "status")
+            jobs = ask(str(os.getpid()), "status")[:1]
         except LaunchError:  # it has not begun, or is over
             jobs = []
         ranks = [rank for job in jobs for rank in job.ranks]

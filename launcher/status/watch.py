@@ -42,12 +42,10 @@ def watch(job: JobStatus) -> int:
         while True:
             time.sleep(PERIOD_SECONDS)
             try:
-                found = {each.process: each for each in ask(str(job.process), "status")}
+                found = ask(str(job.process), "status")
             except LaunchError:
                 return 0
-            if job.process not in found:
-                return 0
-            before, now = now, found[job.process]
+            before, now = now, found[0]
             live.update(drawn(now, before), refresh=True)
 
 

@@ -16,10 +16,9 @@ LIMIT_SECONDS = 60.0
 def asked(process: int, question: str = "status") -> JobStatus | None:
     """What a launcher answers; None if it does not listen yet."""
     try:
-        (found,) = ask(str(process), question)
+        return ask(str(process), question)[0]
     except LaunchError:
         return None
-    return found
 
 
 def wait_for_sentence(process: int, expected: str, count: int = 1) -> list[str]:

@@ -155,6 +155,9 @@ class Engine final {
   uint64_t reduced_bytes() const { return reduced_bytes_; }
   // From now on `horovodish status` learns what this rank does. `page`: memory in which a StatusPage begins. The rest: see StatusDoor.
   void show_status(std::shared_ptr<std::byte> page, int listener, int stacks, int stack_signal, HoldPython hold_python);
+  // A line of the answer to `horovodish status` from code that waits outside of the engine, in place of its last one; none if it is
+  // empty. `who`: which code.
+  void describe_wait(const std::string& who, const std::string& line);
   // The engine's message about the lost rank, empty if none has failed and no operation here has needed one that has left.
   // Frameworks wrap errors, but every such error contains this text. If nothing failed but what had been launched on a GPU, the
   // message about that.
@@ -256,7 +259,8 @@ class Engine final {
   std::atomic<bool> has_submissions_{false};
   std::atomic<bool> status_wanted_{false};
   std::mutex status_mutex_;
-  std::string status_;  // guarded by status_mutex_
+  std::string status_;  // guarded by status_mutex_, as the next one
+  std::map<std::string, std::string> described_waits_;
   StatusPage own_page_;  // used where nobody else looks
   std::shared_ptr<StatusPage> page_{std::shared_ptr<void>(), &own_page_};
   std::unique_ptr<StatusDoor> status_door_;  // null after stop()

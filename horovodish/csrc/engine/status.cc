@@ -55,11 +55,21 @@ void Engine::write_status() noexcept {
       text += global->second->describe_sent();
     }
     std::lock_guard lock(status_mutex_);
+    for (const auto& [who, line] : described_waits_) text += line + "\n";
     status_ = std::move(text);
   } catch (const std::bad_alloc&) {  // who asks hears nothing
   }
   status_wanted_ = false;
   seat_.announce_change();
+}
+
+void Engine::describe_wait(const std::string& who, const std::string& line) {
+  std::lock_guard lock(status_mutex_);
+  if (line.empty()) {
+    described_waits_.erase(who);
+  } else {
+    described_waits_[who] = line;
+  }
 }
 
 void Engine::stated(const Operation& operation, Clock::time_point now) noexcept {

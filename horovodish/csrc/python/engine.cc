@@ -509,6 +509,7 @@ void bind_engine(nb::module_& module) {
       .def("waited", &Engine::waited, nb::arg("begin_ns"))
       .def("show_status", &show_status, nb::arg("page"), nb::arg("listener"), nb::arg("stacks"),
            nb::arg("stack_signal"), nb::call_guard<nb::gil_scoped_release>())
+      .def("describe_wait", &Engine::describe_wait, nb::arg("who"), nb::arg("line"))
       .def("hold_other_threads", &Engine::hold_other_threads, nb::call_guard<nb::gil_scoped_release>())
       .def("completed", &Engine::completed)
       .def("begin_step", &Engine::begin_step)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from horovodish.launcher.status.jobs import ask
+from support.processes import is_stopped, wait_until
 from support.status import wait_for_sentence
 
 HOST = re.escape(socket.gethostname())
@@ -146,3 +150,57 @@ def test_an_engine_that_has_begun_again(hang: Callable[..., Any]) -> None:
 def test_a_rank_of_an_elastic_job(hang: Callable[..., Any]) -> None:
     job = hang("begin()\nif rank == 1:\n    time.sleep(1000)\ncall()\n", flags=["--min-np", "1"])
     wait_for_sentence(job.process.pid, text(rf"{MISSING}\. {IDLE}", 1))
+
+
+RECOVERS = """
+from horovodish.elastic import ObjectState
+died = sys.argv[0] + ".died"
+hvd.init()
+state = ObjectState(step=0)
+
+@hvd.elastic.run
+def train(state):
+    while True:
+        hvd.allreduce(np.zeros(3), name="gradient")
+        if hvd.rank() == 2 and not os.path.exists(died):
+            open(died, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if state.step == 5 and hvd.rank() == 1:
+            time.sleep(1000)
+        state.step += 1
+        state.commit()
+
+train(state)
+"""
+
+
+def test_a_rank_is_late_after_another_one_was_lost(hang: Callable[..., Any]) -> None:
+    job = hang(RECOVERS, flags=["--min-np", "1"])
+    expected = rf"rank 1 on {HOST} has not called allreduce 'gradient': rank 0 has waited for it {WAITED}\. Rank 1 .*"
+    wait_for_sentence(job.process.pid, expected)
+    wait_until(lambda: len(ask(str(job.process.pid), "status")) == 2)  # other ranks wait to train as well
+    training, others = ask(str(job.process.pid), "status")
+    assert any(rank.has_page for rank in training.ranks) and not any(rank.has_page for rank in others.ranks)
+
+
+def test_a_send_that_nobody_receives(hang: Callable[..., Any]) -> None:
+    """Larger than what the memory that two ranks share has room for."""
+    code = "from horovodish.collectives import transfers\n"
+    code += "from horovodish.collectives.array_adapter import ARRAYS\nbegin()\n"
+    code += "if rank == 0:\n    transfers.send(ARRAYS, np.zeros(1 << 20), 1, 5, name='activations').wait()\n"
+    job = hang(code + "time.sleep(1000)\n")
+    expected = rf"rank 0 on {HOST} waits in send of 'activations' to rank 1 with tag 5, {WAITED}"
+    assert len(wait_for_sentence(job.process.pid, expected)) == 1
+
+
+def test_a_supervisor_that_is_stopped_with_its_rank(hang: Callable[..., Any]) -> None:
+    job = hang("begin()\nif rank == 1:\n    os.kill(os.getppid(), signal.SIGSTOP)\n    stop()\ncall()\n")
+    (sentence,) = wait_for_sentence(
+        job.process.pid,
+        rf"rank 1 on {HOST} does not answer: the supervisor or the host is stopped; ranks 0, 2 have waited in "
+        rf"allreduce 'layer.weight' {WAITED}\. If it is the supervisor, kill -CONT \d+ there lets it go on",
+    )
+    supervisor = int(re.findall(r"-CONT (\d+)", sentence)[0])
+    assert is_stopped(supervisor)
+    os.kill(supervisor, signal.SIGCONT)
+    wait_for_sentence(job.process.pid, text(STOPPED, 1, call="allreduce 'layer.weight'") + GOES_ON)
