@@ -1,6 +1,7 @@
 """`horovodish status --watch`: the table of the ranks, live and with rates."""
 
 import time
+from collections.abc import Sequence
 
 from horovodish.errors import LaunchError
 from horovodish.launcher.status.jobs import JobStatus, ask
@@ -13,6 +14,10 @@ RATES = ("steps/s", "reduced/s", "waited for")
 
 
 MOST_LINKS = 6
+DISPENSABLE = ("memory", "process", "reduced/s", "state", "step", "waited for", "steps/s", "host")
+"""The columns that a narrow terminal leaves out, in this order."""
+DOES_WIDTH = 30
+"""So much of the last column is worth another one."""
 
 
 def watch(job: JobStatus) -> int:
@@ -22,7 +27,7 @@ def watch(job: JobStatus) -> int:
         LaunchError: rich is not installed.
     """
     try:
-        from rich.console import Group
+        from rich.console import Console, Group
         from rich.live import Live
         from rich.table import Table
         from rich.text import Text
@@ -30,15 +35,24 @@ def watch(job: JobStatus) -> int:
         remedy = "pip install rich. Without it, call horovodish status again"
         raise LaunchError(f"--watch needs rich, which is not installed. Remedy: {remedy}") from None
 
+    console = Console()
+
     def drawn(now: JobStatus, before: JobStatus) -> Group:
-        table = Table(*HEADS[:-1], *RATES, HEADS[-1], box=None, pad_edge=False)
+        rows: list[Sequence[str]] = [(*HEADS[:-1], *RATES, HEADS[-1])]
         for rank, its_rates in zip(now.ranks, rates(now, before), strict=True):
             *cells, does = row_of(rank)
-            table.add_row(*map(Text, (*cells, *its_rates, does)))
+            rows.append((*cells, *its_rates, does))
+        shown = fitting(rows, console.width)
+        table = Table(box=None, pad_edge=False)
+        for column in zip(*shown, strict=True):
+            whole = None if column[0] == HEADS[-1] else max(map(len, column))
+            table.add_column(column[0], no_wrap=True, min_width=whole)
+        for row in shown[1:]:
+            table.add_row(*map(Text, row))
         return Group(*map(Text, headlines(now)), Text(""), table, Text(links(now, before)))
 
     before = now = job
-    with Live(drawn(now, before), auto_refresh=False) as live:
+    with Live(drawn(now, before), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(PERIOD_SECONDS)
             try:
@@ -47,6 +61,16 @@ def watch(job: JobStatus) -> int:
                 return 0
             before, now = now, found[0]
             live.update(drawn(now, before), refresh=True)
+
+
+def fitting(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """The rows of a table, heads first, without the columns for which a terminal of this width has no room."""
+    widths = {column[0]: max(map(len, column)) + 2 for column in zip(*rows, strict=True)}
+    *others, last = widths
+    for head in DISPENSABLE:
+        if sum(widths[each] for each in others) + min(widths[last], DOES_WIDTH) > width:
+            others.remove(head)
+    return [[cell for head, cell in zip(rows[0], row, strict=True) if head in (*others, last)] for row in rows]
 
 
 def links(now: JobStatus, before: JobStatus) -> str:

@@ -18,7 +18,7 @@ import pytest
 from horovodish.launcher.job.status_desk import MOST_SILENT
 from horovodish.launcher.status import jobs
 from horovodish.launcher.status.show import row_of
-from horovodish.launcher.status.watch import rates
+from horovodish.launcher.status.watch import fitting, rates
 from horovodish.launcher.supervisor import supervisor
 from support.other_user import as_other_user
 from support.processes import is_stopped, wait_until, wait_until_state
@@ -165,6 +165,19 @@ def test_it_is_watched_until_the_job_ends(hang: Callable[..., Any]) -> None:
         job.process.terminate()
         watching.stdout.read()
         assert watching.wait() == 0
+
+
+def test_a_narrow_terminal_shows_fewer_columns() -> None:
+    heads = ("rank", "host", "process", "state", "step", "memory", "steps/s", "reduced/s", "waited for", "does")
+    row = ("0", "alpha", "4711", "sleeps", "118", "1,302 MiB", "2.5", "118.0 MB", "3%", "waits in allreduce 'x' " * 3)
+    shown = {width: fitting([heads, row], width) for width in (40, 60, 80, 200)}
+    assert {width: rows[0] for width, rows in shown.items()} == {
+        40: ["rank", "does"],
+        60: ["rank", "host", "steps/s", "does"],
+        80: ["rank", "host", "state", "step", "steps/s", "waited for", "does"],
+        200: list(heads),
+    }
+    assert shown[60][1] == ["0", "alpha", "2.5", row[-1]]
 
 
 def test_without_rich_a_line_says_so(hang: Callable[..., Any], tmp_path: Path) -> None:
