@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -76,8 +77,13 @@ def running(on: Hosts, how: str, folder: Path) -> Iterator[Callable[..., str]]:
             r"rank 2 on {beta} is stopped; ranks 0-1, 3 have waited in allreduce 'layer.weight' for \d+ s\. "
             r"kill -CONT \d+ there lets it go on",
         ),
+        (
+            "os.kill(os.getppid(), signal.SIGSTOP); os.kill(os.getpid(), signal.SIGSTOP)",
+            r"rank 2 on {beta} does not answer: the supervisor or the host is stopped; ranks 0-1, 3 have waited in "
+            r"allreduce 'layer.weight' for \d+ s\. If it is the supervisor, kill -CONT \d+ there lets it go on",
+        ),
     ],
-    ids=["sleeps", "is stopped"],
+    ids=["sleeps", "is stopped", "with its supervisor"],
 )
 def test_the_rank_on_the_other_host_is_named(two_hosts: Hosts, how: str, expected: str, tmp_path: Path) -> None:
     """Rank 2 speaks for its host: what rank 3 has called does not reach rank 0 while rank 2 is stopped."""
@@ -88,3 +94,5 @@ def test_the_rank_on_the_other_host_is_named(two_hosts: Hosts, how: str, expecte
         assert re.search(rf"\n3 +{two_hosts.name(1)} +\d+ +\w+ .*waits in allreduce 'layer.weight' for \d+ s\n", shown)
         of_rank_3 = shown.partition("stacks of rank 3 ")[2]
         assert "in <module>" in of_rank_3
+        for process in re.findall(r"kill -CONT (\d+) there", shown):
+            os.kill(int(process), signal.SIGCONT)
