@@ -1,6 +1,7 @@
 """Predicted steps beside measured ones:  python benchmarks/predicted.py
 
-Ranks reduce buckets as a wrapped optimizer does. Their work is sleep, so that 2 cores are enough for 4 ranks. First
+Ranks send their buckets as a wrapped optimizer does: plain allreduces of four models, and bfloat16, int8, LocalSGD(8)
+and ZeRO-1 of one of them. Their work is sleep, so that 2 cores are enough for 4 ranks. First
 `horovodish.predictions.calibrate` measures the cluster in the same world. Hosts are network namespaces, which only root
 can make.
 """
@@ -16,12 +17,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from machine import command, machine
 
 import horovodish
 from horovodish import _native
+from horovodish.collectives.operation import Codec, text_of
 from horovodish.predictions.cluster import read_cluster
 from horovodish.predictions.steps import STRATEGIES, predict
 from horovodish.predictions.workload import Bucket, Workload
@@ -42,30 +45,59 @@ WORLDS = {
     "1+1+1": (3, 1),
     "4 x 1": (4, 1),
 }
-STEPS = 30
+MEASURED = ("allreduce", "bfloat16", "int8", "LocalSGD(8)", "ZeRO-1")
+"""Names of strategies. All but the first are measured for the first model only."""
+WARM_UP, STEPS = 8, 32
 
 
-def train(model: str) -> None:
-    """On each rank: print the median step on rank 0."""
-    workload = MODELS[model]
+def train(model: str, strategy: str) -> None:
+    """On each rank: print the step on rank 0: the median, or the mean where the ranks do not meet in each step."""
+    workload, every = MODELS[model], 8 if strategy == "LocalSGD(8)" else 1
     horovodish.init()
-    arrays = [np.ones(int(bucket.bytes) // 4, np.float32) for bucket in workload.buckets]
-    float32 = _native.DTYPES["float32"]
-    members = [(f"gradient {i}", float32, [array.size], i) for i, array in enumerate(arrays)]
-    plan = basics.engine().plan("steps", horovodish.Sum, 1.0, 1.0, members, [-1] * len(arrays), 0)
-    times = []
-    for _ in range(STEPS):
-        begun = time.perf_counter()
-        for index, (bucket, array) in enumerate(zip(workload.buckets, arrays, strict=True)):
-            time.sleep(max(0.0, begun + bucket.ready - time.perf_counter()))
-            plan.submit(index, array.ctypes.data, array.ctypes.data)
+    dtype = "bfloat16" if strategy == "bfloat16" else "float32"
+    item = 2 if dtype == "bfloat16" else 4
+    arrays = [np.zeros(int(bucket.bytes) // 4 * item, np.uint8) for bucket in workload.buckets]
+    members = [(f"gradient {i}", _native.DTYPES[dtype], [it.size // item], i) for i, it in enumerate(arrays)]
+
+    def plan_of(name: str, kind: str, **details: Any) -> _native.BucketPlan:
+        number = _native.KINDS[kind]
+        return basics.engine().plan(name, horovodish.Sum, 1.0, 1.0, members, [-1] * len(arrays), kind=number, **details)
+
+    def finish(plan: _native.BucketPlan) -> None:
         while not plan.wait(1.0):
             pass
         plan.reset()
+
+    if strategy == "ZeRO-1":
+        size = horovodish.size()
+        ends = [[elements * (rank + 1) // size for rank in range(size)] for _, _, (elements,), _ in members]
+        plan = plan_of("gradients", "reducescatter", ends=ends)
+        gather = plan_of("weights", "allgather", ends=ends)
+    else:
+        codec = text_of(Codec(_native.CODECS["int8"], 0.0, True, 0)) if strategy == "int8" else ""
+        plan = plan_of("gradients", "allreduce", codecs=[codec] * len(arrays))
+    times = []
+    for step in range(WARM_UP + STEPS):
+        begun = time.perf_counter()
+        meets = step % every == every - 1
+        for index, (bucket, array) in enumerate(zip(workload.buckets, arrays, strict=True)):
+            time.sleep(max(0.0, begun + bucket.ready - time.perf_counter()))
+            if every == 1:
+                plan.submit(index, array.ctypes.data, array.ctypes.data)
+        if every > 1 and meets:
+            for index, array in enumerate(arrays):
+                plan.submit(index, array.ctypes.data, array.ctypes.data)
+        if meets:
+            finish(plan)
         time.sleep(workload.work - workload.buckets[-1].ready)
+        if strategy == "ZeRO-1":
+            for index, array in enumerate(arrays):
+                gather.submit(index, array.ctypes.data, array.ctypes.data)
+            finish(gather)
         times.append(time.perf_counter() - begun)
     if horovodish.rank() == 0:
-        print(json.dumps(statistics.median(times[3:])))
+        typical = statistics.median if every == 1 else statistics.mean
+        print(json.dumps(typical(times[WARM_UP:])))
 
 
 def run(hosts: int, local: int, gbit: float, *program: str) -> str:
@@ -91,19 +123,24 @@ def in_namespaces(world: str, gbit: float, program: Sequence[str]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", help=argparse.SUPPRESS)
+    parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--world", help=argparse.SUPPRESS)
     parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=WORLDS)
     parser.add_argument("--gbit", type=float, nargs="+", default=[1.0, 2.0, 10.0], help="of the links between hosts")
     parser.add_argument("program", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.train:
-        return train(options.train)
+        return train(*options.train)
     if options.world:
         sys.exit(in_namespaces(options.world, options.gbit[0], options.program))
     print(f"{command()}\n{machine()}\n")
-    print(f"{'world':<10} {'Gbit/s':>6}  {'model':<28} {'predicted':>10} {'measured':>10} {'error':>7}")
-    errors = []
+    print(
+        f"{'world':<10} {'Gbit/s':>6}  {'model':<28} {'strategy':<12} {'predicted':>10} {'measured':>10} {'error':>7}"
+    )
+    by_name = {strategy.name: strategy for strategy in STRATEGIES}
+    runs = [(name, by_name["allreduce"]) for name in MODELS]
+    runs += [(next(iter(MODELS)), by_name[each]) for each in MEASURED[1:]]
+    errors: list[float] = []
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for world in options.worlds:
         hosts, local = WORLDS[world]
@@ -112,11 +149,13 @@ def main() -> None:
                 path = Path(folder, "cluster.yaml")
                 run(hosts, local, gbit, "-m", "horovodish.predictions.calibrate", str(path))
                 cluster = replace(read_cluster(path), ranks_per_host=local)
-            for name, workload in MODELS.items():
-                expected = predict(workload, cluster, hosts * local, STRATEGIES[0]).step
-                found = json.loads(run(hosts, local, gbit, "benchmarks/predicted.py", "--train", name).splitlines()[-1])
+            for name, strategy in runs:
+                expected = predict(MODELS[name], cluster, hosts * local, strategy).step
+                program = ("benchmarks/predicted.py", "--train", name, strategy.name)
+                found = json.loads(run(hosts, local, gbit, *program).splitlines()[-1])
                 errors.append(abs(expected / found - 1))
-                row = f"{world:<10} {gbit or '':>6}  {name:<28} {expected * 1e3:>7.1f} ms {found * 1e3:>7.1f} ms"
+                row = f"{world:<10} {gbit or '':>6}  {name:<28} {strategy.name:<12}"
+                row += f" {expected * 1e3:>7.1f} ms {found * 1e3:>7.1f} ms"
                 print(f"{row} {expected / found - 1:>+7.1%}", flush=True)
     print(f"\nmedian error {statistics.median(errors):.1%}, largest {max(errors):.1%}")
 

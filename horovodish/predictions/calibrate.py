@@ -1,6 +1,7 @@
 """What the ranks of `horovodish predict --calibrate CLUSTER.yaml` run.
 
-The ranks of each host reduce among themselves, then the first ranks of all hosts. It takes some seconds.
+The ranks of each host reduce among themselves, then the first ranks of all hosts, then all ranks. It takes some
+seconds.
 """
 
 from __future__ import annotations
@@ -62,11 +63,13 @@ def measured() -> dict[str, str]:
     across = _set_of([ranks[0] for ranks in hosts]) if len(hosts) > 1 else None
     lines = {"ranks_per_host": str(local), "operation": f"{_operation_seconds() * 1e6:.1f} us"}
     length = 4.0 * LARGE
+    slowest = 0.0  # of memory and link
     for own in sets:
         if own.included():
             small, large = _median(SMALL, SMALL_ROUNDS, own), _median(LARGE, LARGE_ROUNDS, own)
             lines["wake"] = f"{small / 2 * 1e6:.1f} us"
             lines["memory"] = f"{length / large / 1e9:.3g} GB/s"
+            slowest = large
     if across is not None and across.included():
         small, large = _median(SMALL, SMALL_ROUNDS, across), _median(LARGE, LARGE_ROUNDS, across)
         coded = _median(LARGE, LARGE_ROUNDS, across, hvd.Compression.int8)
@@ -75,6 +78,11 @@ def measured() -> dict[str, str]:
         lines["efficiency"] = "1"
         wire = PRECISIONS[-1].between(4) * large
         lines["encode"] = f"{2 * length / max(coded - wire, 0.1 * coded) / 1e9:.3g} GB/s"
+        slowest = max(slowest, large)
+    if across is not None and sets:
+        beyond = _median(LARGE, LARGE_ROUNDS, hvd.global_process_set) - slowest
+        if beyond > 0.1 * slowest:  # less is noise
+            lines["processing"] = f"{length / beyond / 1e9:.3g} GB/s"
     return lines
 
 

@@ -28,6 +28,8 @@ class Cluster:
         operation: what the engines need for each of many small operations, one after the other, seconds.
         efficiency: which share of the link's rate large messages get.
         encode: how many bytes per second a rank encodes and decodes for a codec.
+        processing: how many bytes per second the processors of a host handle beyond what memory and link take, where
+            several ranks share it; 0: they are no limit.
         rank_memory: bytes of memory of a rank; 0: not known.
         gpu: of a rank; None: not known.
     """
@@ -40,6 +42,7 @@ class Cluster:
     operation: float = 20e-6
     efficiency: float = 0.9
     encode: float = 1.5e9
+    processing: float = 0.0
     rank_memory: float = 0.0
     gpu: Gpu | None = None
 
@@ -63,6 +66,7 @@ def read_cluster(path: Path, ranks_per_host: int | None = None) -> Cluster:
         "operation": seconds,
         "efficiency": count,
         "encode": bandwidth,
+        "processing": bandwidth,
         "rank_memory": size,
         "gpu": _one_of(GPUS, "GPU"),
         "link": _one_of(LINKS, "link"),

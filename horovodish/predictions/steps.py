@@ -30,6 +30,7 @@ __all__ = [
     "Strategy",
     "predict",
     "predicted",
+    "steps_and_bytes",
     "steps_to_train",
     "wire_bytes",
 ]
@@ -73,7 +74,8 @@ class Strategy:
     Attributes:
         name: in tables.
         precision: of what travels.
-        traffic: how many times what an allreduce sends.
+        traffic: how many times what an allreduce sends, while buckets become ready.
+        after: likewise, at the end of a step, when nothing is left to hide it.
         every: ranks meet in one of so many steps.
         shards: of weights, gradients and states, which the ranks share.
     """
@@ -81,6 +83,7 @@ class Strategy:
     name: str
     precision: Precision = PRECISIONS[0]
     traffic: float = 1.0
+    after: float = 0.0
     every: int = 1
     shards: frozenset[str] = frozenset()
 
@@ -94,8 +97,8 @@ STRATEGIES = (
     *(Strategy(precision.name, precision) for precision in PRECISIONS[1:]),
     Strategy("LocalSGD(8)", every=8),
     Strategy("DiLoCo(100)", every=100),
-    Strategy("ZeRO-1", shards=frozenset({"states"})),
-    Strategy("ZeRO-2", shards=frozenset({"states", "gradients"})),
+    Strategy("ZeRO-1", traffic=0.5, after=0.5, shards=frozenset({"states"})),
+    Strategy("ZeRO-2", traffic=0.5, after=0.5, shards=frozenset({"states", "gradients"})),
     Strategy("ZeRO-3", shards=frozenset({"states", "gradients", "weights"}), traffic=1.5),
 )
 
@@ -147,14 +150,17 @@ def predict(
 
 def predicted(workload: Workload, cases: Sequence[Case]) -> list[Prediction]:
     """What a step takes in each case."""
-    routes = [_route(workload, case) for case in cases]
+    routes = [_routes(workload, case) for case in cases]
     # A meeting sends all at its end.
     meeting = [replace(bucket, bytes=workload.bytes) for bucket in workload.buckets[-1:]]
     ends: dict[_Route, float] = {}
     for meets, buckets in ((False, workload.buckets), (True, meeting)):
-        if alike := list(dict.fromkeys(route for route in routes if route.meets == meets)):
+        if alike := list(dict.fromkeys(each for its in routes for each in its if each.meets == meets)):
             ends |= _ends(buckets, alike)
-    return [_prediction(workload, case, route.share, ends[route]) for case, route in zip(cases, routes, strict=True)]
+    return [
+        _prediction(workload, case, its[0].share, [ends[each] for each in its])
+        for case, its in zip(cases, routes, strict=True)
+    ]
 
 
 def steps_to_train(workload: Workload, ranks: int, *, strong: bool) -> float:
@@ -162,11 +168,11 @@ def steps_to_train(workload: Workload, ranks: int, *, strong: bool) -> float:
     return workload.steps if strong else workload.steps * workload.ranks / ranks
 
 
-def _prediction(workload: Workload, case: Case, share: float, ends: float) -> Prediction:
+def _prediction(workload: Workload, case: Case, share: float, ends: Sequence[float]) -> Prediction:
     work, several = workload.work * share, case.ranks > 1
     late = work * workload.spread * math.sqrt(2 * math.log(case.ranks)) if several else 0.0
     waits_at = workload.buckets[-1].ready * share if workload.buckets else 0.0
-    exposed = max(0.0, ends - waits_at) / case.strategy.every if several else 0.0
+    exposed = sum(max(0.0, end - waits_at) for end in ends) / case.strategy.every if several else 0.0
     step = work + late + exposed
     return Prediction(case.ranks, step, exposed, late, work / step, _memory(workload, case.ranks, case.strategy))
 
@@ -191,10 +197,12 @@ class _Route:
         return math.ceil(self.ranks / self.local)
 
 
-def _route(workload: Workload, case: Case) -> _Route:
+def _routes(workload: Workload, case: Case) -> list[_Route]:
+    """What travels while buckets become ready, or when the ranks meet; and what travels after it."""
     share = workload.ranks / case.ranks if case.strong else 1.0
     strategy = case.strategy
-    return _Route(case.cluster, case.ranks, share, strategy.precision, strategy.traffic, strategy.every > 1)
+    route = _Route(case.cluster, case.ranks, share, strategy.precision, strategy.traffic, strategy.every > 1)
+    return [route, replace(route, traffic=strategy.after, meets=True)] if strategy.after else [route]
 
 
 def _ends(buckets: Sequence[Bucket], routes: Sequence[_Route]) -> dict[_Route, float]:
@@ -261,6 +269,7 @@ class _Links:
         self.latency = np.array([cluster.latency for cluster in clusters])
         self.rate = np.array([cluster.bandwidth * cluster.efficiency for cluster in clusters])
         self.encode = np.array([cluster.encode for cluster in clusters])
+        self.processing = np.array([1 / cluster.processing if cluster.processing else 0.0 for cluster in clusters])
         self.operation = np.array([cluster.operation for cluster in clusters])
         shares_memory = self.local > 1
         self.combine = np.where(shares_memory, [1 / cluster.memory for cluster in clusters], 0.0)  # seconds per byte
@@ -270,13 +279,14 @@ class _Links:
     def stages(self, bucket: Bucket) -> _Stages:
         chunks = max(1.0, bucket.bytes / CHUNK_BYTES)
         chunk = bucket.bytes / chunks
-        schedules = [_steps_and_bytes(route.hosts, chunk / route.local) for route in self.routes]
+        schedules = [steps_and_bytes(route.hosts, chunk / route.local) for route in self.routes]
         steps, times = np.array(schedules, np.float64).reshape(-1, 2).T
         between = np.array([route.precision.between(bucket.element_bytes) for route in self.routes])
         wire = times * chunk * between / self.rate
         codes = np.where(self.encodes & (steps > 0), 2 * chunk / self.local / self.encode, 0.0)
         # The link is taken by a chunk, whose shards travel at once. Steps of several chunks overlap.
         exchange = self.traffic * np.maximum(np.maximum(wire, codes), (wire + steps * self.latency) / SLOTS)
+        exchange += np.where((self.local > 1) & (steps > 0), self.traffic * chunk * self.processing, 0.0)
         copy = self.traffic * chunk * self.combine
         return _Stages(copy, chunks * copy, exchange, chunks * exchange, steps * self.latency + self.wakes)
 
@@ -290,7 +300,7 @@ def _agreement(cluster: Cluster, local: int, hosts: int) -> float:
 
 
 @lru_cache(maxsize=1 << 14)
-def _steps_and_bytes(hosts: int, length: float) -> tuple[int, float]:
+def steps_and_bytes(hosts: int, length: float) -> tuple[int, float]:
     """Of the schedule that the engine takes: its steps, and how many times the length a host sends."""
     if hosts == 1:
         return 0, 0.0
@@ -306,7 +316,7 @@ def _steps_and_bytes(hosts: int, length: float) -> tuple[int, float]:
 
 def wire_bytes(hosts: int, length: float) -> float:
     """What a host sends in an allreduce of one rank for each host."""
-    return _steps_and_bytes(hosts, CHUNK_BYTES)[1] * length
+    return steps_and_bytes(hosts, CHUNK_BYTES)[1] * length
 
 
 def _memory(workload: Workload, ranks: int, strategy: Strategy) -> float:

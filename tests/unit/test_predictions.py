@@ -77,6 +77,21 @@ def test_strategies() -> None:
     assert memory["ZeRO-1"] == 250e6 and memory["ZeRO-2"] == 175e6 and memory["ZeRO-3"] == 100e6
 
 
+def test_weights_are_gathered_when_nothing_hides_them() -> None:
+    hidden = Workload(10.0, (Bucket(0.0, 100e6), Bucket(5.0, 1e3)))
+    assert predict(hidden, ALONE, 2, ALL).exposed == pytest.approx(0, abs=1e-4)
+    assert predict(hidden, ALONE, 2, NAMED["ZeRO-1"]).exposed == pytest.approx(0.5 * 100e6 / 1e9, rel=0.02)
+
+
+def test_processors_are_a_limit_where_ranks_share_them() -> None:
+    slow = replace(FAST, processing=1e9)
+    assert predict(ONE_BUCKET, slow, 4, ALL) == predict(ONE_BUCKET, FAST, 4, ALL), "one host has no link"
+    exposed = predict(ONE_BUCKET, slow, 8, ALL).exposed
+    assert exposed == pytest.approx(predict(ONE_BUCKET, FAST, 8, ALL).exposed + 100e6 / 1e9, rel=0.02)
+    alone = replace(slow, ranks_per_host=1)
+    assert predict(ONE_BUCKET, alone, 2, ALL) == predict(ONE_BUCKET, ALONE, 2, ALL)
+
+
 def test_ranks_that_differ_wait_for_the_slowest() -> None:
     its = predict(replace(ONE_BUCKET, spread=0.1), FAST, 16, ALL)
     assert its.late == pytest.approx(0.1 * 0.1 * 2.355, rel=0.01)
