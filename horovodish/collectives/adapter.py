@@ -163,6 +163,8 @@ class Adapter(ABC, Generic[T]):
         """
         name, identity = identified(operation)
         key = earlier = None
+        source: T = tensor
+        target: T = tensor
         if operation.kind in _REPEATABLE:
             label = operation.name or shown(name)
             try:
@@ -175,6 +177,7 @@ class Adapter(ABC, Generic[T]):
             except Exception:
                 earlier = None  # `start` finds the same problem, and tells the other ranks
         if earlier is None:
+            source = target = tensor  # `start` makes its own, and large ones may fit only once
             handle = self.start(operation._replace(name=name), [tensor], only, waits=True)
             result = handle.wait()
             if key is not None:

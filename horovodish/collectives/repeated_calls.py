@@ -6,6 +6,7 @@ from typing import Any
 
 from horovodish import _native
 from horovodish.collectives.operation import Operation
+from horovodish.collectives.reduce_ops import ReduceOp
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
@@ -14,6 +15,7 @@ __all__ = ["earlier_call", "keep_call"]
 _MOST = 1024
 """So many calls are kept. A script may give each call a name of its own."""
 _NUMBERS = {int, float}
+_OPS = {ReduceOp, type(None)}
 
 
 class _Calls(dict[Any, _native.Handle]):
@@ -27,18 +29,30 @@ def earlier_call(key: tuple[int, Operation, int, tuple[int, ...]]) -> _native.Ha
         key: the number of the process set, the operation as the caller gave it, and the tensor's dtype and shape.
     """
     try:
-        return part(_Calls).get(key)
+        return part(_Calls).get(key) if _can_be_kept(key[1]) else None
     except TypeError:  # something in the operation has no hash
         return None
 
 
 def keep_call(key: tuple[int, Operation, int, tuple[int, ...]], native: _native.Handle) -> None:
     """For `earlier_call`, once such a call has succeeded. Leaves out a factor that could change, such as a tensor."""
-    operation, calls = key[1], part(_Calls)
-    if {type(operation.prescale_factor), type(operation.postscale_factor)} <= _NUMBERS:
+    calls = part(_Calls)
+    if _can_be_kept(key[1]):
         if len(calls) >= _MOST:
             calls.clear()
         calls[key] = native
+
+
+def _can_be_kept(operation: Operation) -> bool:
+    """Whether an equal operation means the same. Python takes 1, 1.0 and an op's number for equal, and 0.0 and -0.0."""
+    before, after = operation.prescale_factor, operation.postscale_factor
+    return (
+        type(before) in _NUMBERS
+        and type(after) in _NUMBERS
+        and type(operation.op) in _OPS
+        and type(operation.root_rank) is int
+        and bool(before and after)
+    )
 
 
 def _forget() -> None:

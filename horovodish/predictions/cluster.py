@@ -77,6 +77,8 @@ def read_cluster(path: Path, ranks_per_host: int | None = None) -> Cluster:
     for key in ("bandwidth", "memory", "efficiency", "encode"):
         if values.get(key, 1.0) <= 0:
             raise QuantityError(f"{path}: {key} must be more than 0")
+    if values.get("efficiency", 1.0) > 1:
+        raise QuantityError(f"{path}: efficiency is a share of the link's rate: at most 1, such as 0.9")
     if ranks_per_host:
         values["ranks_per_host"] = ranks_per_host
     # What is given itself goes before what follows from a name.

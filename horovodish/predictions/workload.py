@@ -18,6 +18,7 @@ from horovodish.predictions.quantities import QuantityError, count, read_yaml, s
 __all__ = ["Bucket", "Workload", "read_workload", "recut", "workload_from"]
 
 FUSION_BYTES = 4 << 20
+_MOST_BUCKETS = 1 << 20
 _REPORT = re.compile(r'<script type="application/json" id="report">(.*?)</script>', re.DOTALL)
 UTILIZATION = 0.4
 """Which share of a GPU's peak a model gets, if its description does not say it."""
@@ -158,6 +159,11 @@ def _of_yaml(path: Path, cluster: Cluster) -> Workload:
     if not 0 < backward <= 1 or whole <= 0 or step <= 0:
         raise QuantityError(f"{path}: parameters and step must be more than 0, and backward a share of at most 1")
     number = max(1, math.ceil(whole / (its.get("fusion_threshold") or FUSION_BYTES)))
+    if number > _MOST_BUCKETS:
+        raise QuantityError(
+            f"{path}: the gradients make {number:.3g} buckets, and a prediction takes {_MOST_BUCKETS} at most: look at "
+            "the unit of parameters, or give a larger fusion_threshold, such as 64 MB"
+        )
     spacing = step * backward / number
     buckets = tuple(Bucket(spacing * index, whole / number, element) for index in range(number))
     activations, steps = its.get("activations", 0.0), _steps(path, its)

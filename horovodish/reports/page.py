@@ -33,8 +33,12 @@ def report(files: Sequence[str], output: str, *, without_names: bool = False) ->
         output: where the page goes.
         without_names: leave out names of hosts, the command, settings, marks and errors.
     """
+    if Path(output).resolve() in {Path(name).resolve() for name in files}:
+        return _failed(f"{output} is what to report of: give the page another name")
     try:
         if files and all(name.endswith((".html", ".htm")) for name in files):
+            if without_names:
+                return _failed("--without-names is for records: make each page with it, and then compare them")
             text = _comparison(files)
         else:
             worlds, stem = _worlds(files)

@@ -41,7 +41,7 @@ def run(
         steps: of the training, with as many ranks as the run had; in place of those of the description.
         output: where the page goes; None: there is none.
     """
-    if output and Path(output).resolve() in {Path(model).resolve() for model in models}:
+    if output and Path(output).resolve() in {Path(given).resolve() for given in (*models, *filter(None, [cluster]))}:
         return _failed(f"{output} is what to predict from: give the page of the prediction another name")
     try:
         usual = Cluster(ranks_per_host=ranks_per_host or Cluster.ranks_per_host)

@@ -208,6 +208,8 @@ class _Operations:
             self.phases = np.concatenate((self.phases, np.zeros((most - len(self.phases), 16))))
         # A track's records are in order, and at most one operation of it is under way. Small numbers sort by radix.
         order = np.flatnonzero(kept)
+        if not order.size:
+            return waits
         order = order[np.argsort(track[order].astype(np.uint16), kind="stable")]
         records, what, track = records[order], what[order], track[order]
         begins = what == _SUBMITTED

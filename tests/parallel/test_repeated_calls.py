@@ -60,6 +60,26 @@ def test_a_factor_that_changes_in_place() -> None:
 
 
 @on_ranks(2)
+def test_options_that_python_takes_for_equal() -> None:
+    """What a first call refuses is refused after a call with the right option, and minus zero is no zero."""
+    for _ in range(2):
+        _summed(_own(2), prescale_factor=2.0)
+        _summed(_own(2), prescale_factor=0.0)
+        hvd.broadcast(_own(2), 1, name="repeated")
+    wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: hvd.broadcast(_own(2), 1.0, name="repeated"), TypeError, "root_rank must be an int"),  # type: ignore[arg-type]
+        (lambda: hvd.allreduce(_own(2), op=1, name="repeated", prescale_factor=2.0), ValueError, "no.* reduce op"),  # type: ignore[arg-type]
+        (lambda: _summed(_own(2), prescale_factor=2 + 0j), ValueError, "is no number"),
+    ]
+    for call, error, text in wrong:
+        with pytest.raises(error, match=text):
+            call()
+    assert np.signbit(_summed(_own(2), prescale_factor=-0.0)).all()
+    assert not np.signbit(_summed(_own(2), prescale_factor=0.0)).any()
+    the_engine_goes_on()
+
+
+@on_ranks(2)
 def test_a_repeated_call_is_refused_as_a_first_one() -> None:
     """One rank makes a mistake in the second call: it says which, and the other rank raises its reason."""
     array = _own(4)

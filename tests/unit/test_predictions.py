@@ -208,6 +208,7 @@ def test_sources_are_pages_of_standards_and_vendors() -> None:
         ("memory: 1 GB/s\nlatency: 20", "line 2: latency: '20' is not accepted: write it with its unit"),
         ("bandwidth: -1 Gbit/s", "line 1: bandwidth: '-1 Gbit/s' is not accepted"),
         ("bandwidth: 0 Gbit/s", "bandwidth must be more than 0"),
+        ("efficiency: 90", "efficiency is a share of the link's rate: at most 1"),
         ("memory: 1 GB", "'1 GB' is not accepted: write it with its unit, such as 25 Gbit/s"),
         ("ranks_per_host: 0", "line 1: ranks_per_host: '0' is not a number of ranks"),
         ("link: carrier-pigeon", "line 1: link: 'carrier-pigeon' is not a link; known are ethernet-1g"),
@@ -241,6 +242,8 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> 
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nsamples: 2\nbatch: 0", "batch must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 90", "'90' is not accepted"),
         ("model.yaml", "parameters: 0\nstep: 90 ms", "must be more than 0"),
+        ("model.yaml", "parameters: 25.6 P\nstep: 90 ms", "buckets, and a prediction takes 1048576 at most"),
+        ("model.yaml", "parameters: 25.6 M\nstep: 90 ms\nfusion_threshold: 1 B", "give a larger fusion_threshold"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\ndtype: int3", "'int3' is not one of float32"),
         (
             "page.html",
@@ -326,10 +329,15 @@ def test_the_page_has_what_is_predicted(tmp_path: Path) -> None:
 
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, nowhere = tmp_path / "model.yaml", tmp_path / "no" / "page.html"
+    machines = tmp_path / "cluster.yaml"
     model.write_text("parameters: 1 M\nstep: 1 s\n")
+    machines.write_text("latency: 20 us\n")
     assert run_on([str(model)], None, 2, output=str(nowhere)) == 1
     assert run_on([str(model)], None, 2, output=f"{tmp_path}/../{tmp_path.name}/model.yaml") == 1
     assert model.read_text().startswith("parameters")
-    first, second = capsys.readouterr().err.splitlines()
+    assert run_on([str(model)], str(machines), 2, output=str(machines)) == 1
+    assert machines.read_text() == "latency: 20 us\n"
+    first, second, third = capsys.readouterr().err.splitlines()
     assert first == f"horovodish: {nowhere} cannot be written: No such file or directory"
     assert second.endswith("model.yaml is what to predict from: give the page of the prediction another name")
+    assert third.endswith("cluster.yaml is what to predict from: give the page of the prediction another name")

@@ -20,7 +20,7 @@ from horovodish.reports.figures import Figures, Spans, figures_of, workload_of
 from horovodish.reports.outlook import outlook
 from horovodish.reports.page import report
 from horovodish.reports.records import read
-from support.recorded import Bucket, objects, write_run
+from support.recorded import MS, PHASE, PHASES, RECORD, WAITS_TRACK, Bucket, block, objects, write_run
 
 BUCKETS = [Bucket("bucket 0", 8 << 20, 0.5, 2, 12), Bucket("bucket 1", 8 << 20, 1.0, 2, 12)]
 
@@ -159,6 +159,16 @@ def test_files_that_were_cut_off(tmp_path: Path, length: int) -> None:
     assert ("end early" in notes[0]) == (length >= 700)
 
 
+def test_a_file_that_was_cut_off_after_a_wait(tmp_path: Path) -> None:
+    """Its page has no record of an operation."""
+    one, other = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2)
+    wait = np.array([(40 * MS, MS, WAITS_TRACK << 8 | PHASES["wait"] << 4 | PHASE)], RECORD)
+    whole = Path(other).read_bytes()
+    Path(other).write_bytes(whole[: whole.index(b"records\n")] + block(b"records\n", wait.tobytes()))
+    assert report([one, other], str(tmp_path / "page.html")) == 0
+    assert "records of rank 1" in (tmp_path / "page.html").read_text()
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_damaged_files_give_a_page_or_one_line(
@@ -214,6 +224,11 @@ def test_two_pages_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert report(files, pages[-1]) == 0
     assert report(pages, str(tmp_path / "both.html")) == 0
     assert rows_of(tmp_path / "both.html")["median step"] == ["52 ms", "42 ms", "0.81"]
+    before = Path(pages[1]).read_text()
+    assert report(pages, pages[1]) == 1 and "give the page another name" in capsys.readouterr().err
+    assert report(pages, str(tmp_path / "no.html"), without_names=True) == 1
+    assert "--without-names is for records" in capsys.readouterr().err
+    assert Path(pages[1]).read_text() == before and not (tmp_path / "no.html").exists()
     assert report([pages[0]], str(tmp_path / "both.html")) == 1 and "two pages" in capsys.readouterr().err
     (tmp_path / "other.html").write_text("<p>")
     assert report([pages[0], str(tmp_path / "other.html")], str(tmp_path / "both.html")) == 1
