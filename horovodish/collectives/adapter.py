@@ -172,7 +172,7 @@ class Adapter(ABC, Generic[T]):
                 target = source if operation.in_place else self.empty(source, None)
                 start, target_start, dtype, shape = member = self.member(source, target, label, None)
                 if self.placement(operation, [source], [member]) is ON_HOST:
-                    key = identity, operation, dtype, shape
+                    key = basics.engine(), identity, operation, dtype, shape
                     earlier = earlier_call(key)
             except Exception:
                 earlier = None  # `start` finds the same problem, and tells the other ranks

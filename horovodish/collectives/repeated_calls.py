@@ -12,6 +12,11 @@ from horovodish.runtime.process import part
 
 __all__ = ["earlier_call", "keep_call"]
 
+Key = tuple[_native.Engine, int, Operation, int, tuple[int, ...]]
+"""The engine, the number of the process set, the operation as the caller gave it, and the tensor's dtype and shape.
+
+The engine: another thread may call `shutdown()` and `init()` before a call is kept.
+"""
 _MOST = 1024
 """So many calls are kept. A script may give each call a name of its own."""
 _NUMBERS = {int, float}
@@ -22,22 +27,18 @@ class _Calls(dict[Any, _native.Handle]):
     """The handles of a rank's calls that were right, by all that such calls have in common."""
 
 
-def earlier_call(key: tuple[int, Operation, int, tuple[int, ...]]) -> _native.Handle | None:
-    """The handle of an earlier call of one tensor in host memory, whose result has the shape of the tensor.
-
-    Args:
-        key: the number of the process set, the operation as the caller gave it, and the tensor's dtype and shape.
-    """
+def earlier_call(key: Key) -> _native.Handle | None:
+    """The handle of an earlier call of one tensor in host memory, whose result has the shape of the tensor."""
     try:
-        return part(_Calls).get(key) if _can_be_kept(key[1]) else None
+        return part(_Calls).get(key) if _can_be_kept(key[2]) else None
     except TypeError:  # something in the operation has no hash
         return None
 
 
-def keep_call(key: tuple[int, Operation, int, tuple[int, ...]], native: _native.Handle) -> None:
+def keep_call(key: Key, native: _native.Handle) -> None:
     """For `earlier_call`, once such a call has succeeded. Leaves out a factor that could change, such as a tensor."""
     calls = part(_Calls)
-    if _can_be_kept(key[1]):
+    if _can_be_kept(key[2]):
         if len(calls) >= _MOST:
             calls.clear()
         calls[key] = native

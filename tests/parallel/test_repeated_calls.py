@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish.collectives import adapter
 from horovodish.collectives.repeated_calls import _MOST, _Calls
 from horovodish.runtime.process import part
 from support.expect import the_engine_goes_on
@@ -135,6 +137,31 @@ def test_a_new_engine_knows_no_earlier_call() -> None:
         _summed(_own(4))
     hvd.init()
     np.testing.assert_array_equal(_summed(_own(4)), np.full(4, 3.0, np.float32))
+
+
+@on_ranks(2)
+def test_a_call_that_is_kept_after_another_thread_has_started_a_new_engine() -> None:
+    began, may_end = threading.Event(), threading.Event()
+    keep = adapter.keep_call
+
+    def late(*key_and_handle: Any) -> None:
+        began.set()
+        may_end.wait()
+        keep(*key_and_handle)
+
+    adapter.keep_call = late
+    try:
+        thread = threading.Thread(target=_summed, args=[_own(4)])
+        thread.start()
+        assert began.wait(60)
+        hvd.shutdown()
+        hvd.init()
+        may_end.set()
+        thread.join()
+    finally:
+        adapter.keep_call = keep
+    for _ in range(2):
+        np.testing.assert_array_equal(_summed(_own(4)), np.full(4, 3.0, np.float32))
 
 
 @on_ranks(1)
