@@ -132,15 +132,15 @@ def _time_to_train(workload: Workload, cluster: Cluster, numbers: Sequence[int])
 
 def _advice(table: dict[str, list[Prediction]], numbers: Sequence[int], cluster: Cluster) -> Iterator[str]:
     poor = next((each for each in table["allreduce"] if each.efficiency < WORTH_IT), None)
-    if poor is None:
+    index = numbers.index(poor.ranks) if poor else len(numbers) - 1
+    if poor:
+        better = max(table, key=lambda name: table[name][index].efficiency)
+        yield (
+            f"From {poor.ranks} ranks on an allreduce is below {WORTH_IT:.0%}: {poor.efficiency:.0%}. "
+            f"{better} would have {table[better][index].efficiency:.0%} there."
+        )
+    else:
         yield f"An allreduce keeps {WORTH_IT:.0%} efficiency up to {numbers[-1]} ranks."
-        return
-    index = numbers.index(poor.ranks)
-    better = max(table, key=lambda name: table[name][index].efficiency)
-    yield (
-        f"From {poor.ranks} ranks on an allreduce is below {WORTH_IT:.0%}: {poor.efficiency:.0%}. "
-        f"{better} would have {table[better][index].efficiency:.0%} there."
-    )
     if cluster.rank_memory and table["allreduce"][index].memory > cluster.rank_memory:
         fits = next((name for name in table if table[name][index].memory <= cluster.rank_memory), "no strategy")
         yield f"A rank has {text_of_bytes(cluster.rank_memory)}, in which {fits} fits."

@@ -289,6 +289,18 @@ def test_seven_billion_parameters_on_a_slow_link(tmp_path: Path) -> None:
     assert predict(workload, fast, 64, ALL).efficiency > 0.9
 
 
+def test_a_model_that_does_not_fit_is_named_also_if_its_link_is_fast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, machines = tmp_path / "model.yaml", tmp_path / "cluster.yaml"
+    model.write_text("parameters: 7 B\nstep: 10 s\n")
+    machines.write_text("gpu: v100\ninside: nvlink-3\nlink: efa-3200g\n")
+    assert run_on([str(model)], str(machines), 8) == 0
+    keeps, fits = capsys.readouterr().out.splitlines()[-2:]
+    assert keeps == "An allreduce keeps 90% efficiency up to 8 ranks."
+    assert fits == "A rank has 32 GB, in which ZeRO-3 fits."
+
+
 def test_the_time_to_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.yaml").write_text("parameters: 1\nstep: 36 s\n")
     assert run_on([str(tmp_path / "model.yaml")], None, 2, steps=1000) == 0
