@@ -14,6 +14,9 @@ __all__ = ["Cluster", "read_cluster"]
 
 T = TypeVar("T")
 
+MOST_RANKS_OF_HOST = 4096
+"""As the launcher has it."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -93,8 +96,8 @@ def read_cluster(path: Path, ranks_per_host: int | None = None) -> Cluster:
 
 def _ranks(given: Any) -> int:
     ranks = count(given)
-    if ranks < 1 or ranks != int(ranks):
-        raise QuantityError(f"{given!r} is not a number of ranks")
+    if not 1 <= ranks <= MOST_RANKS_OF_HOST or ranks != int(ranks):
+        raise QuantityError(f"{given!r} is not a number of ranks from 1 to {MOST_RANKS_OF_HOST}")
     return int(ranks)
 
 

@@ -15,6 +15,9 @@ _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 _COUNTS = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15}
 
+_SMALLEST, _LARGEST = 1e-12, 1e24
+"""Of what a quantity can be, in seconds, bytes or pieces."""
+
 
 class QuantityError(ValueError):
     """A file or a flag has a value that makes no sense. The message names the place and the remedy."""
@@ -26,7 +29,7 @@ def _parsed(given: Any, units: Mapping[str, float], example: str) -> float:
         value = float(found[1]) * units[found[2].strip()] if found else -1.0
     except (KeyError, ValueError):
         value = -1.0
-    if not 0 <= value < float("inf"):
+    if value and not _SMALLEST <= value <= _LARGEST:
         raise QuantityError(f"{given!r} is not accepted: write it with its unit, such as {example}")
     return value
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,11 +171,19 @@ def steps_to_train(workload: Workload, ranks: int, *, strong: bool) -> float:
 
 def _prediction(workload: Workload, case: Case, share: float, ends: Sequence[float]) -> Prediction:
     work, several = workload.work * share, case.ranks > 1
-    late = work * workload.spread * math.sqrt(2 * math.log(case.ranks)) if several else 0.0
+    late = work * workload.spread * _slowest_of(case.ranks) / math.sqrt(case.strategy.every) if several else 0.0
     waits_at = workload.buckets[-1].ready * share if workload.buckets else 0.0
     exposed = sum(max(0.0, end - waits_at) for end in ends) / case.strategy.every if several else 0.0
     step = work + late + exposed
     return Prediction(case.ranks, step, exposed, late, work / step, _memory(workload, case.ranks, case.strategy))
+
+
+def _slowest_of(ranks: int) -> float:
+    """Return the mean of the largest of N draws from a standard normal distribution, within 5 % (Blom, 1958).
+
+    What a rank does in several steps varies less than its steps do: by the square root of their number.
+    """
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
 @dataclass(frozen=True)

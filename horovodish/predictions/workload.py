@@ -154,6 +154,10 @@ def _of_yaml(path: Path, cluster: Cluster) -> Workload:
     element = its.get("dtype", 4)
     whole = its["parameters"] * element
     states = its.get("optimizer", 2)
+    if "step" in its and "flops" in its:
+        raise QuantityError(f"{path}: step and flops both say how long a step takes: leave one out")
+    if its.get("spread", 0.0) > 1:
+        raise QuantityError(f"{path}: spread is a share of step, at most 1")
     step = its["step"] if "step" in its else _step_on_gpu(path, its, whole, states, cluster)
     backward = its.get("backward", 2 / 3)
     if not 0 < backward <= 1 or whole <= 0 or step <= 0:
@@ -191,8 +195,8 @@ def _steps(path: Path, its: dict[str, Any]) -> float:
         return 0.0
     if lacks := sorted({"samples", "batch"} - given):
         raise QuantityError(f"{path} lacks {' and '.join(lacks)}: the time to train needs samples, batch and epochs")
-    if its["batch"] <= 0:
-        raise QuantityError(f"{path}: batch must be more than 0: it is what a rank takes in a step")
+    if none := sorted(each for each in given if its[each] == 0):
+        raise QuantityError(f"{path}: {' and '.join(none)} must be more than 0")
     return float(its["samples"] * its.get("epochs", 1.0) / its["batch"])
 
 
