@@ -31,6 +31,8 @@ from horovodish.launcher.status.show import show
 from horovodish.reports.merge_traces import merge
 from horovodish.settings import AGENT_SECRET_VARIABLE
 
+READER_GONE = 141
+"""The exit status if the reader of the output ends, as in `| head -1`."""
 CALIBRATE = "horovodish predict --calibrate CLUSTER.yaml -np 8 -H alpha:4,beta:4"
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -44,6 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with status 0, for --help and --version.
     """
+    try:
+        status = _chosen(arguments)
+        sys.stdout.flush()
+    except OSError as problem:
+        if not isinstance(problem, BrokenPipeError):
+            say(f"the output cannot be written: {problem.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left when it ends
+        return READER_GONE if isinstance(problem, BrokenPipeError) else 1
+    return status
+
+
+def _chosen(arguments: Sequence[str] | None) -> int:
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # horovodish.launch.interrupts has changed it
     _open_standard_files()

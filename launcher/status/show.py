@@ -1,17 +1,13 @@
 """What `horovodish status` prints: a sentence about what is wrong, and a table of the ranks."""
 
-import os
 from collections.abc import Sequence
 
-from horovodish.errors import LaunchError
 from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.status.answers import RankStatus
 from horovodish.launcher.status.diagnosis import WORTH_SECONDS, diagnosis, what_it_does
 from horovodish.launcher.status.jobs import JobStatus, ask
 
 HEADS = ("rank", "host", "process", "state", "step", "memory", "does")
-READER_GONE = 141
-"""The exit status if the reader of the output ends, as in `| head -1`."""
 STATES = {
     "R": "runs",
     "S": "sleeps",
@@ -38,12 +34,14 @@ def show(job: str, *, stacks: bool, live: bool) -> int:
     """
     found = ask(job, "stacks" if stacks else "status")
     if len({each.process for each in found}) > 1:
-        return _print(listed(found))
+        print(listed(found))
+        return 0
     if live:
         from horovodish.launcher.status.watch import watch
 
         return watch(found[0])
-    return _print("\n\n".join(text_of(each, stacks=stacks) for each in found))
+    print("\n\n".join(text_of(each, stacks=stacks) for each in found))
+    return 0
 
 
 def text_of(job: JobStatus, *, stacks: bool) -> str:
@@ -84,14 +82,3 @@ def _all_well(job: JobStatus) -> str:
     step = max((rank.steps for rank in job.ranks), default=0)
     at = f", in step {step}" if step else ""
     return f"all ranks run{at}; none has waited for longer than {WORTH_SECONDS:.0f} s"
-
-
-def _print(text: str) -> int:
-    try:
-        print(text, flush=True)
-    except OSError as problem:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python writes what is left when it ends
-        if isinstance(problem, BrokenPipeError):
-            return READER_GONE
-        raise LaunchError(f"the output cannot be written: {problem.strerror}") from None
-    return 0
