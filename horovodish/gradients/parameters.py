@@ -6,6 +6,7 @@ when the ranks compare. A thread waits for the other ranks and warns.
 
 from __future__ import annotations
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from horovodish.errors import HorovodInternalError, NotInitializedError
 from horovodish.gradients.layouts import compare_layouts, difference_of_models, warn_of
 from horovodish.launch.failures import Place, place_in_script
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 THREAD = "horovodish-compare"
 _LAST_SECONDS = 5.0
@@ -29,8 +31,16 @@ readers: dict[str, Callable[[str, list[int], int], None]] = {}
 """By the first word of what a program says of its parameters: gets the rest, where the parameters are, and the number
 of the execution, and calls `compare`. The memory is the program's: it is valid until the reader returns."""
 
-_threads: list[threading.Thread] = []
-_last: dict[tuple[int, str], threading.Thread] = {}  # that compares, by process set and reduction
+
+class _Comparisons:
+    """Attributes:
+    threads: that compare.
+    last: the last one of them, by process set and reduction.
+    """
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.last: dict[tuple[int, str], threading.Thread] = {}
 
 
 class Model(NamedTuple):
@@ -88,8 +98,9 @@ def compare(
         at = place or place_in_script()
         # Of several comparisons, the first one that differs warns.
         key = identity, name
-        before, warn = _last.get(key), lambda: warn_of(comparison.wait(), own, name, process_set, remedy, at, number)
-        _last[key] = _in_a_thread(warn, before)
+        last = part(_Comparisons).last
+        before, warn = last.get(key), lambda: warn_of(comparison.wait(), own, name, process_set, remedy, at, number)
+        last[key] = _in_a_thread(warn, before)
 
 
 def _in_a_thread(function: Callable[[], None], before: threading.Thread | None = None) -> threading.Thread:
@@ -99,9 +110,10 @@ def _in_a_thread(function: Callable[[], None], before: threading.Thread | None =
         with suppress(HorovodInternalError, NotInitializedError):  # the reduction fails as well, and says why
             function()
 
-    thread = threading.Thread(target=run, name=THREAD, daemon=True)
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), name=THREAD, daemon=True)
     thread.start()
-    _threads.append(thread)
+    part(_Comparisons).threads.append(thread)
     return thread
 
 
@@ -125,14 +137,14 @@ def _begin(_: object = None) -> None:
 
 def _finish() -> None:
     end = time.monotonic() + _LAST_SECONDS
-    for thread in _threads:
+    for thread in part(_Comparisons).threads:
         thread.join(max(0.0, end - time.monotonic()))
 
 
 def _end() -> None:
     _native.compare_by(None)
-    _threads.clear()
-    _last.clear()
+    part(_Comparisons).threads.clear()
+    part(_Comparisons).last.clear()
 
 
 basics.follow(started=_begin, finish=_finish, stopped=_end)
