@@ -106,6 +106,7 @@ class ElasticWorld(World):
         least: with how many ranks the job goes on.
         in_same_processes: whether MPI can go on without a lost rank.
         copy_seconds: of the processor, that a copy of a state takes.
+        has_parts: whether each rank has a part of the state, so that commits are copied together or not at all.
         options: settings of `horovodish.settings`.
 
     Attributes:
@@ -124,6 +125,7 @@ class ElasticWorld(World):
         *,
         in_same_processes: bool,
         copy_seconds: float,
+        has_parts: bool,
         **options: Any,
     ):
         super().__init__(seed, **options)
@@ -136,7 +138,7 @@ class ElasticWorld(World):
         self._seen: set[int] = set()  # ranks of whose end the launcher knows
         self.unreachable: set[int] = set()
         self._ticks_at = self._waits_since = 0.0
-        self.promises = Promises(self, copies_are_free=not copy_seconds)
+        self.promises = Promises(self, copies_are_free=not (copy_seconds or has_parts), are_held=not has_parts)
         self.starts = 0
         self.is_done = self.has_failed = False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +10,20 @@ from typing import Any
 
 import numpy as np
 from simulation.elastic import ElasticWorld
-from simulation.programs import Wrong
+from simulation.programs import SameBits
 from simulation.promises import Content
-from simulation.ranks import Fault
+from simulation.ranks import Fault, Wrong
+from simulation.trainings import (
+    ELASTIC,
+    HAS_TORCH,
+    SHARDS,
+    SYNC,
+    Expected,
+    Trained,
+    Training,
+    check_parameters,
+    training_of,
+)
 
 import horovodish as hvd
 from horovodish import elastic
@@ -21,11 +31,11 @@ from horovodish.errors import HostsUpdatedInterrupt, StallError
 from horovodish.runtime.process import part
 
 LAYOUTS = [[[0, 1]], [[0, 1, 2]], [[0], [1]], [[0, 1], [2, 3]], [[0], [1], [2]], [[0, 1, 2], [3]]]
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:  # before a world is there, in which imports would not work
     from horovodish.torch.elastic import ElasticSampler, TorchState
 
 SAMPLES = 13
+EXACT = Training("plain")
 EVENTS_OF_A_STEP = 20
 """On a rank, about."""
 KINDS = (
@@ -75,6 +85,7 @@ class Job:
         stall: what stalls; None: nothing.
         faults: from outside.
         seed: of every choice.
+        training: the optimizer of a model that the ranks train as well; None: there is none.
     """
 
     hosts: list[list[int]]
@@ -98,10 +109,15 @@ class Job:
     stall: Stall | None = None
     faults: tuple[Fault, ...] = ()
     seed: int = 0
+    training: Training | None = None
 
     @property
     def size(self) -> int:
         return sum(map(len, self.hosts))
+
+    @property
+    def has_parts(self) -> bool:
+        return self.training is not None and self.training.way in SHARDS
 
     @property
     def deals_samples(self) -> bool:
@@ -140,6 +156,7 @@ def job_of(seed: int) -> Job:
         faults=tuple(_faults(chance, size, EVENTS_OF_A_STEP * steps * phases * size, phases * size)),
         seed=seed,
         has_samples=chance.random() < 0.2,
+        training=training_of(chance, ELASTIC) if chance.random() < 0.3 and HAS_TORCH else None,
     )
 
 
@@ -209,24 +226,32 @@ class Script:
     def __init__(self, job: Job, world: ElasticWorld):
         self.job, self.world, self.promises = job, world, world.promises
         self.stalls = job.stall.times if job.stall else 0
+        self.same_bits = SameBits()
+        self.changes: dict[int, list[np.ndarray]] = {}  # of a step, counted from where ranks began
+        self.expected = job.training and Expected(job.training, [[0], [1]])  # of however many ranks
 
     def __call__(self) -> list[Content]:
         model = Model()
+        phases, training = range(self.job.phases), self.job.training
+        trained = [Trained(training, hvd.global_process_set) if training else None for _ in phases]
         states = [
-            self._state(step=0, first=np.zeros(3), second=np.zeros(3), model=model if shared else Model())
-            for shared in [self.job.is_shared] * self.job.phases
+            self._state(
+                each, step=0, first=np.zeros(3), second=np.zeros(3), model=model if self.job.is_shared else Model()
+            )
+            for each in trained
         ]
         for number, state in enumerate(states):
-            _Phase(self, number, state, states[number - 1] if number else None).run()
+            _Phase(self, number, state, states[number - 1] if number else None, trained[number]).run()
         if self.job.rests:
             time.sleep(hvd.rank() % 2)
         return [_content(state) for state in states]
 
-    def _state(self, **attributes: Any) -> Any:
-        if not self.job.deals_samples:
-            return elastic.ObjectState(**attributes)
-        sampler = ElasticSampler(range(SAMPLES), shuffle=False)
-        return TorchState(**attributes, sampler=sampler, seen=np.zeros(SAMPLES))
+    def _state(self, trained: Trained | None, **attributes: Any) -> Any:
+        if self.job.deals_samples:
+            attributes |= {"sampler": ElasticSampler(range(SAMPLES), shuffle=False), "seen": np.zeros(SAMPLES)}
+        if trained:
+            attributes |= {"net": trained.model, "optimizer": trained.optimizer}
+        return (TorchState if trained or self.job.deals_samples else elastic.ObjectState)(**attributes)
 
 
 @dataclass
@@ -249,12 +274,15 @@ class _Phase:
         number: of the phase.
         state: of the phase.
         before: the state of the phase before.
+        trained: its model, if it trains one.
     """
 
-    def __init__(self, script: Script, number: int, state: Any, before: Any):
+    def __init__(self, script: Script, number: int, state: Any, before: Any, trained: Trained | None):
         self.job, self.script, self.promises = script.job, script, script.promises
         self.number, self.state, self.before = number, state, before
         self.samples: Iterator[int] | None = None
+        self.trained, self.has_ended = trained, False
+        self.taken = self.in_world = 0  # steps in a world, and in which one
 
     def run(self) -> None:
         if self.job.in_blocks:
@@ -263,14 +291,14 @@ class _Phase:
                 content = None
                 with elastic.attempt(self.state):
                     self._begin()
-                    done = self.state.step == self.job.steps
-                    if not done:
+                    if self.state.step < self.job.steps:
                         self._step()
                     else:
                         self._end()
+                        done = True
                     content = self._will_commit()
                 if content and part(elastic.loop._Loop).deferred is None:
-                    self.promises.has_committed(self.number, content)
+                    self._has_committed(content)
         else:
             elastic.run(self._train)(self.state)
             self.promises.has_committed(self.number, _content(self.state), copies=True)
@@ -285,13 +313,14 @@ class _Phase:
             self._step()
             if state.step % self.job.every == 0:
                 self._commit(state.commit)
-        if self.job.saves:
+        if self.job.saves and not self._is_in_round():
             self._commit(state.save, copies=True)
         self._end()
         self._will_commit()
 
     def _begin(self) -> None:
         """Wherever training begins again, the state is that of a commit."""
+        self.has_ended = False
         self._check()
         trail = self.before.model.trail if self.job.is_shared and self.before else 0
         self.promises.begins(self.number, _content(self.state), Content(0, trail))
@@ -304,18 +333,32 @@ class _Phase:
         try:
             commit()
         except HostsUpdatedInterrupt:
-            self.promises.has_committed(self.number, content, copies=True)
+            self._has_committed(content, copies=True)
             raise
-        self.promises.has_committed(self.number, content, copies=copies)
+        self._has_committed(content, copies=copies)
 
     def _will_commit(self) -> Content:
         content = _content(self.state)
-        self.promises.will_commit(self.number, content)
+        if not self._is_in_round():
+            self.promises.will_commit(self.number, content)
         return content
+
+    def _has_committed(self, content: Content, *, copies: bool = False) -> None:
+        if not self._is_in_round():
+            copies = copies or (self.job.has_parts and self.state._copies.has(self.state._position))
+            self.promises.has_committed(self.number, content, copies=copies)
+
+    def _is_in_round(self) -> bool:
+        """Whether a commit does nothing, because steps of this rank are not part of a meeting yet."""
+        training = self.job.training
+        return bool(training) and training.way in SYNC and not self.has_ended and self.state.step % training.every != 0
 
     def _end(self) -> None:
         """Some ranks have more to do than others."""
         self.script.world.mark()
+        if self.trained is not None:
+            self.trained.end()
+            self.has_ended = True
         if self.job.joins:
             for _ in range(hvd.rank() % 2):
                 hvd.allreduce(np.ones(2), op=hvd.Sum, name="more")
@@ -349,11 +392,25 @@ class _Phase:
                 own[sample] = 1
             state.seen = state.seen + hvd.allreduce(own, op=hvd.Sum, name="samples")
             state.sampler.record_batch(0, 1)
+        if self.trained is not None:
+            self._train_model(self.trained)
         state.model.total += value_of(state.step)
         state.model.trail = hash((state.model.trail, state.step, script.world.acting().world))
         state.step += 1
+        self._check_trained()
         if job.step_seconds:
             time.sleep(job.step_seconds)
+
+    def _train_model(self, trained: Trained) -> None:
+        world, before = self.script.world.acting().world, trained.found()
+        self.taken = self.taken + 1 if self.in_world == world else 1
+        self.in_world = world
+        self.promises.writes()
+        trained.step(self.state.step)
+        if trained.training.way == "powersgd" and hvd.size() > 1:
+            # Errors are zero where ranks begin again. So is the change that a step makes the same each time.
+            change = [after - one for after, one in zip(trained.found(), before, strict=True)]
+            check_parameters(change, self.script.changes.setdefault(self.taken, change), EXACT)
 
     def _team(self) -> hvd.ProcessSet | None:
         """All ranks but the last one. A process set ends with its world."""
@@ -372,12 +429,24 @@ class _Phase:
                 raise Wrong(
                     f"after {state.step} steps {done} samples are done, and they were seen so often: {state.seen}"
                 )
+        self._check_trained()
         for found, expected in ((state.first, right), (state.second, right), (state.model.total, whole)):
             if not np.array_equal(found, expected):
                 raise Wrong(
                     f"after {state.step} steps of phase {self.number} the state is {state.first}, {state.second} and "
                     f"{state.model.total}, not {right} and {whole}"
                 )
+
+    def _check_trained(self) -> None:
+        script, steps = self.script, self.state.step
+        if self.trained is None or self._is_in_round():
+            return
+        assert self.job.training is not None and script.expected is not None
+        found, world = self.trained.found(), script.world.acting().world
+        expected = script.expected.ended(steps) if self.has_ended else script.expected.after(steps)
+        check_parameters(found, expected, self.job.training, script.world.worlds)
+        for number, each in enumerate(found):
+            script.same_bits.check((world, self.number, steps, self.has_ended, number), each)
 
 
 def run(job: Job) -> ElasticWorld:
@@ -392,6 +461,7 @@ def run(job: Job) -> ElasticWorld:
         job.least,
         in_same_processes=job.in_same_processes,
         copy_seconds=job.copy_seconds,
+        has_parts=job.has_parts,
         stall_check=job.stall is not None,
         stall_check_warning_time_seconds=100,
         stall_check_shutdown_time_seconds=100,
@@ -435,7 +505,7 @@ _PARTS = (
         "copy_seconds",
         "step_seconds",
     ),
-    *("bug", "leaves", "stall"),
+    *("bug", "leaves", "stall", "training"),
 )
 """What a smaller job does without."""
 

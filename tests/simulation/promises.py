@@ -44,11 +44,12 @@ class Promises:
     Args:
         world: whose ranks commit.
         copies_are_free: whether each commit is copied at once.
+        are_held: whether ranks go back to commits that are not copied.
     """
 
-    def __init__(self, world: World, *, copies_are_free: bool):
+    def __init__(self, world: World, *, copies_are_free: bool, are_held: bool):
         self._world = world
-        self._copies_are_free = copies_are_free
+        self._copies_are_free, self._are_held = copies_are_free, are_held
         self._contents: dict[int, dict[Content, Commit]] = {}
         self._of_ranks: dict[tuple[int, int], Commit] = {}  # by id and state: held
         self._of_hosts: dict[tuple[int, int], Commit] = {}  # by host and state: copied
@@ -72,13 +73,14 @@ class Promises:
         self.will_commit(state, content)
         rank = self._world.acting()
         commit = Commit(rank.world, content.step)
-        self._keep(self._of_ranks, rank.id, state, commit)
+        if self._are_held:
+            self._keep(self._of_ranks, rank.id, state, commit)
         if (copies or self._copies_are_free) and rank.host not in self.without_room:
             self._keep(self._of_hosts, rank.host, state, commit)
 
-    def writes(self, state: int) -> None:
-        """The rank that runs writes to tensors of a commit that it may hold."""
-        self._of_ranks.pop((self._world.acting().id, state), None)
+    def writes(self) -> None:
+        """An optimizer of the rank that runs takes a step, so the rank holds no commit any more."""
+        self.dies(self._world.acting())
 
     def begins(self, state: int, content: Content, first: Content) -> None:
         """The rank that runs begins a function or block.
@@ -106,7 +108,8 @@ class Promises:
         if promised and found and found < promised:
             raise Wrong(f"rank {rank.id} begins with {found} of state {state}, though there is {promised}")
         commit = contents[content] = Commit(rank.world, content.step)
-        self._of_ranks[rank.id, state] = commit
+        if self._are_held:
+            self._of_ranks[rank.id, state] = commit
         if self._of_hosts.get((rank.host, state)) == found is not None:
             self._of_hosts[rank.host, state] = commit
 

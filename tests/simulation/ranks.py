@@ -14,6 +14,10 @@ from horovodish.runtime import basics
 from horovodish.runtime.process import Process
 
 
+class Wrong(AssertionError):
+    """Something does not hold that must."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """What happens to a rank when so many events have passed.
@@ -21,7 +25,8 @@ class Fault:
     Attributes:
         event: the number of the event, after the mark if there is one.
         kind: "dies"; "sleeps", for `seconds`; "hears", from the launcher, that `other` was lost; "mpi hears" likewise;
-            "delays": for `seconds` nothing arrives of what it sends to `other`. `ElasticWorld` has further ones.
+            "delays": for `seconds` nothing arrives of what it sends to `other`; "drops": nothing ever does.
+            `ElasticWorld` has further ones.
         rank: to which it happens.
         other: another rank; -1 where there is none.
         seconds: how long it lasts.

@@ -9,6 +9,7 @@ from typing import Any
 
 from simulation import jobs, programs
 from simulation.ranks import Fault
+from simulation.trainings import Training
 
 FOLDER = Path(__file__).with_name("kept")
 
@@ -24,6 +25,7 @@ def read(file: Path) -> tuple[Any, Any]:
     values["faults"] = tuple(Fault(**each) for each in values["faults"])
     pairs = {name: tuple(values[name]) for name in ("bug", "leaves", "raises", "ends") if values.get(name)}
     values |= pairs
+    values["training"] = values.get("training") and Training(**values["training"])
     if values.pop("kind") == "Job":
         stall = values["stall"] and jobs.Stall(**values["stall"])
         return jobs, jobs.Job(**values | {"stall": stall})

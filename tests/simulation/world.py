@@ -1,7 +1,9 @@
 """Ranks that share this process: each is a coroutine with an engine, and a seed says whose turn it is.
 
 The script of a rank calls the real functions, its engine is the real one, and its memory is what ranks of a host share.
-MPI is `mpi.cc`, time is `testing.set_clock`. A rank gives way where it waits for an operation or for time.
+MPI is `mpi.cc`, time is `testing.set_clock`. A rank gives way where it waits for an operation or for time. Its threads
+are coroutines, too, where the module `threading` that they come from is replaced: in comparisons of parameters and in
+`wait_for=`. Process groups of torch.distributed cannot run here: their futures are waited for in PyTorch's C++ code.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from greenlet import GreenletExit, greenlet
 from simulation.engine import Engine
 from simulation.mpi import Communicator, simulated_mpi
 from simulation.ranks import Coroutine, Fault, Rank
+from simulation.threads import WAITING, Threads, are_recording, record
 
 from horovodish import _native, settings
 from horovodish._native import testing
-from horovodish.collectives import submission
+from horovodish.gradients import late_steps, parameters
 from horovodish.gradients.lone_steps import LoneSteps
 from horovodish.mpi import binding, communicators
 from horovodish.runtime import basics, starting
@@ -37,6 +40,8 @@ CHUNK_BYTES = 4 << 10
 START_SECONDS = 1000.0
 STUCK_SECONDS = 600.0
 """Nothing may take so long, whatever has failed."""
+LATEST_SECONDS = 20 * STUCK_SECONDS
+"""No world goes on until then, whatever its ranks tell each other."""
 PATIENCE_SECONDS = 5.0
 """If nothing has moved for so long, the next fault happens."""
 _MOST_LINKS = 256
@@ -89,6 +94,7 @@ class World:
         self._numbers: dict[Any, int] = {}
         self._meetings: dict[Any, _Meeting] = {}
         self._slow: dict[tuple[int, int], float] = {}  # links, and until when nothing arrives
+        self._cut: set[tuple[int, int]] = set()  # links that lose what they carry
         self._due: list[Fault] = []  # the latest first
         self._aimed: list[Fault] = []  # faults that wait for their mark
         self._marks = 0
@@ -126,7 +132,7 @@ class World:
                     continue
                 if begun and due and testing.clock() - self._moved_at > PATIENCE_SECONDS:
                     self.events = max(self.events, due[-1].event - 1)
-                elif testing.clock() - self._moved_at < STUCK_SECONDS:
+                elif testing.clock() - self._moved_at < STUCK_SECONDS and testing.clock() < LATEST_SECONDS:
                     self._let_time_pass()
                 else:
                     waiting = [rank.id for rank in self.ranks if not rank.is_over]
@@ -158,6 +164,7 @@ class World:
         def act() -> None:
             with rank.process.entered():
                 part(_Acting).rank = rank
+                record(True)
                 function(*arguments)
 
         thread = Coroutine(act, parent=self._main)
@@ -208,6 +215,9 @@ class World:
         chosen = self.random.randrange(choices)
         if chosen < len(links):
             sender, receiver = links[chosen]
+            if (sender, receiver) in self._cut:
+                self.mpi.simulated_drop(sender, receiver)
+                return True
             self.note(f"message {sender} -> {receiver}")
             self.mpi.simulated_arrive(sender, receiver)
             self._fresh.add(receiver)
@@ -271,6 +281,8 @@ class World:
             rank.sleeps_until = testing.clock() + fault.seconds
         elif fault.kind == "delays":
             self._slow[rank.id, fault.other] = testing.clock() + fault.seconds
+        elif fault.kind == "drops":
+            self._cut.add((rank.id, fault.other))
         elif not self.ranks[fault.other].is_dead:  # it had ended before it could die
             return False
         elif fault.kind == "hears":
@@ -330,7 +342,9 @@ class World:
         if self._is_closing:
             raise GreenletExit
         thread.until, thread.waits_for = until, waits_for
+        recording = are_recording()
         self._main.switch()
+        record(recording)
 
     # -- what stands in for the machine
 
@@ -351,11 +365,13 @@ class World:
 
     def instead(self) -> list[tuple[Any, str, Any]]:
         """What of the library stands in for the machine: where, its name, and what takes its place."""
+        threads = Threads(self)
         return [
             (time, "monotonic", testing.clock),
+            (time, "monotonic_ns", lambda: int(testing.clock() * 1e9)),
             (time, "thread_time", testing.clock),
             (time, "sleep", lambda seconds: self.pause(testing.clock() + seconds)),
-            (submission, "WAIT_SLICE_SECONDS", STUCK_SECONDS / 10),  # between looks at signals
+            *((module, "WAIT_SLICE_SECONDS", STUCK_SECONDS / 10) for module in WAITING),
             (binding, "native_table", Communicator.native_table),
             (binding, "private", Communicator.private),
             (basics, "_install_hooks", lambda: None),
@@ -363,6 +379,8 @@ class World:
             (basics, "launcher_environment", lambda: True),
             (starting, "check_not_started_by_a_rank", lambda: None),
             (communicators, "of", lambda ranks: ranks),
+            (late_steps, "threading", threads),
+            (parameters, "threading", threads),
             (starting, "on", self._start),
         ]
 
