@@ -12,6 +12,8 @@ from functools import reduce
 from types import CodeType
 from typing import Any, NamedTuple
 
+from simulation.trainings import Training
+
 SEEDS = 1500
 """How many jobs `make simulate` may need to find a mutation. It runs them within a minute."""
 
@@ -25,6 +27,7 @@ class Mutation(NamedTuple):
         function: its name in the module.
         line: a part of the function's text, which occurs once.
         instead: what stands there instead.
+        training: the optimizer of the programs or jobs that find it; None: they have their own or none.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Mutation(NamedTuple):
     function: str
     line: str
     instead: str
+    training: Training | None = None
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -88,6 +92,97 @@ OF_JOBS = [
         *("a lost rank counts as complete", "launcher.elastic.policy", "ElasticPolicy.go_on_without"),
         "members.lose(rank, host, ending.why or in_words(ending.status), now)",
         "members.finish(rank)",
+    ),
+]
+SYNC, STEPS, SHARDS = "gradients.sync", "torch.gradients.steps", "torch.shards"
+OF_TRAINING_JOBS = [
+    Mutation(
+        "a commit within a round", STATE, "State._commit", "if self._has_open_window():", "if False:", Training("local")
+    ),
+    Mutation(
+        *("a rank takes the state of another part", f"{SHARDS}.pieces", "cut"),
+        "flat(like)[piece.begin : piece.end]",
+        "flat(like)[: piece.end - piece.begin]",
+        Training("states", "momentum"),
+    ),
+    Mutation(
+        "parts stay as they were",
+        f"{SHARDS}.reducer",
+        "ShardedReducer.share_anew",
+        "self._shards.forget()",
+        "pass",
+        Training("gradients"),
+    ),
+    Mutation(
+        *("a recovery forgets the outer momentum", STEPS, "StepReducer.load"),
+        'state["parameters"] if state else {}',
+        "dict()",
+        Training("outer"),
+    ),
+    Mutation(
+        *("errors of codes outlive the ranks", "torch.gradients.planned", "PlannedGradients._build"),
+        "self._low_rank = LowRankGradients(self._options)",
+        "self._low_rank = getattr(self, '_low_rank', None) or LowRankGradients(self._options)",
+        Training("powersgd"),
+    ),
+]
+OF_PROGRAMS = [
+    Mutation(
+        *("a send has another tag", "collectives.transfers", "send"),
+        "root_rank=rank, tag=tag)",
+        "root_rank=rank, tag=tag ^ 1)",
+    ),
+    Mutation(
+        *("what codes leave out is lost", "collectives.codecs", "CodecCompressor.of"),
+        "bool(self.error_feedback)",
+        "False",
+        Training("onebit"),
+    ),
+    Mutation(
+        *("PowerSGD forgets what it has left out", "torch.gradients.low_rank", "LowRankGradients.reduce"),
+        "self._kept[label] = kept[label]",
+        "pass",
+        Training("powersgd"),
+    ),
+    Mutation(
+        *("a rank steps the part of another one", f"{SHARDS}.pieces", "Shards.buckets"),
+        "begin, end = by_rank[place]",
+        "begin, end = by_rank[place - 1]",
+        Training("states"),
+    ),
+    Mutation(
+        *("parts of parameters stay where they are", "torch.wrapped.shares_state", "_after_step"),
+        "optimizer._shards.gather()",
+        "pass",
+        Training("whole"),
+    ),
+    Mutation(
+        "ranks meet at different steps",
+        SYNC,
+        "Sync.is_due",
+        "(step + fragment",
+        "(step + basics.rank() + fragment",
+        Training("local"),
+    ),
+    Mutation(
+        "an outer optimizer without momentum",
+        SYNC,
+        "OuterSGD.merge",
+        "direction, (velocity,)",
+        "direction, memory",
+        Training("outer"),
+    ),
+    Mutation(
+        *("steps beside a meeting are lost", STEPS, "StepReducer._take_effect"),
+        "parameter.add_(merged - place.sent)",
+        "parameter.copy_(merged)",
+        Training("fragments"),
+    ),
+    Mutation(
+        *("a late gradient counts twice", "gradients.late_steps", "LateSteps._reduce"),
+        "[np.zeros_like(each) for each in self._like]",
+        "[each.copy() for each in self._pending]",
+        Training("late"),
     ),
 ]
 OF_KEPT = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from simulation import jobs, mutations, programs, replays
 from simulation.jobs import Job, job_of, run, smaller
 from simulation.programs import shrunk
 from simulation.ranks import Fault
+from simulation.trainings import HAS_TORCH
 
 SEEDS = 15
 KEPT = sorted(replays.FOLDER.glob("*.json"))
@@ -50,10 +53,15 @@ def test_a_loss_at_each_event(in_same_processes: bool) -> None:
     assert min(starts) == (1 if in_same_processes else 2)
 
 
-@pytest.mark.parametrize("mutation", mutations.OF_JOBS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize(
+    "mutation", [*mutations.OF_JOBS, *mutations.OF_TRAINING_JOBS], ids=lambda mutation: mutation.name
+)
 def test_mistakes_are_found(mutation: mutations.Mutation) -> None:
+    if mutation.training and not HAS_TORCH:
+        pytest.skip("PyTorch is not there")
+    jobs = (replace(job_of(seed), training=mutation.training) for seed in range(mutations.SEEDS))
     with mutation.applied(), pytest.raises(AssertionError):
-        run_many(range(mutations.SEEDS))
+        deque(map(run, jobs), maxlen=0)
 
 
 @pytest.mark.parametrize("file", KEPT, ids=lambda file: file.stem)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from simulation import mutations
 from simulation.programs import Program, Step, Wrong, check, program_of, run, shrunk, smaller
 from simulation.ranks import Fault
+from simulation.trainings import HAS_TORCH, WAYS, Training
 from simulation.world import Stuck
 
+from horovodish.errors import StallError
 from horovodish.gradients.lone_steps import Count, LoneSteps
 from horovodish.runtime import basics
 
 SEEDS = 20
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not there")
 
 ALLREDUCE = Step("allreduce", "t", 3, 0, 0, -1)
 PAIR = Program([[0], [1]], (), (ALLREDUCE,) * 3, None, None, None, (), 0)
@@ -67,6 +72,32 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulation.programs.Script._right", lambda self, step, number: [number])
     with pytest.raises(Wrong, match="step 0: allreduce gave"):
         run(PAIR)
+
+
+@needs_torch
+@pytest.mark.parametrize("mutation", mutations.OF_PROGRAMS, ids=lambda mutation: mutation.name)
+def test_mistakes_are_found(mutation: mutations.Mutation) -> None:
+    drawn = map(program_of, range(mutations.SEEDS))
+    trained = (replace(each, training=each.training and (mutation.training or each.training)) for each in drawn)
+    with mutation.applied(), pytest.raises(AssertionError):
+        deque(map(run, trained), maxlen=0)
+
+
+@needs_torch
+@pytest.mark.parametrize("hosts", [[[0, 1], [2]], [[0], [1], [2]]])
+@pytest.mark.parametrize("way", WAYS)
+def test_each_training_is_as_promised_or_says_that_a_rank_was_lost(way: str, hosts: list[list[int]]) -> None:
+    train = Step("train", "training", 0, 0, 0, -1)
+    for seed in range(4):
+        faults = (Fault(40 * seed, "dies", 1), *(Fault(40 * seed + 1, "hears", rank, 1) for rank in (0, 2)))
+        program = Program(hosts, (), (train,) * 6, None, None, None, faults if seed else (), seed, Training(way))
+        ranks = run(program).ranks
+        assert not any(rank.problem for rank in ranks) if not seed else ranks[1].is_dead == bool(ranks[0].problem)
+
+
+def test_a_link_that_loses_all_ends_the_program() -> None:
+    for rank in run(replace(PAIR, faults=(Fault(0, "drops", 0, 1),))).ranks:
+        assert isinstance(rank.problem, StallError) and "rank 0" in str(rank.problem)
 
 
 def test_a_program_that_fails_is_made_smaller() -> None:
