@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from simulation import mutations
+from simulation import mutations, world
 from simulation.programs import Program, Step, Wrong, check, program_of, run, shrunk, smaller
 from simulation.ranks import Fault
 from simulation.trainings import HAS_TORCH, WAYS, Training
@@ -59,6 +59,12 @@ def test_a_rank_that_nobody_hears_of_is_found() -> None:
     """MPI may never tell that a rank of another host is dead. Its launcher does, and here it says nothing."""
     with pytest.raises(Stuck, match=r"ranks \[0\] wait"):
         run(replace(PAIR, faults=(Fault(10, "dies", 1),)))
+
+
+def test_ranks_that_wait_and_tell_each_other_so_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "LATEST_SECONDS", 2 * world.STUCK_SECONDS)
+    with pytest.raises(Stuck, match=r"ranks \[0, 2\] wait"):
+        run(replace(PAIR, hosts=[[0], [1], [2]], faults=(Fault(30, "dies", 1),)))
 
 
 def test_an_error_that_names_the_wrong_rank_is_found() -> None:

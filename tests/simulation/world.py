@@ -136,7 +136,7 @@ class World:
                     self._let_time_pass()
                 else:
                     waiting = [rank.id for rank in self.ranks if not rank.is_over]
-                    raise Stuck(f"ranks {waiting} wait, and nothing moves")
+                    raise Stuck(f"ranks {waiting} wait, and none goes on")
         return self.ranks
 
     def is_over(self) -> bool:
