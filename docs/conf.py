@@ -22,6 +22,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "from_code",
+    "tabs",
 ]
 exclude_patterns = ["_site"]
 html_theme = "furo"
@@ -36,7 +37,7 @@ html_theme_options = {
 }
 copybutton_exclude = ".linenos, .gp, .go"
 
-myst_enable_extensions = ["deflist"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 # Every reference must lead somewhere. The build has no network, so it cannot ask the sites of other projects.
 nitpicky = True
