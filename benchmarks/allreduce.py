@@ -20,6 +20,7 @@ import torch
 import torch.distributed
 from machine import write_csv
 from mpi4py import MPI
+from plots import panels, save
 
 import horovodish
 
@@ -120,11 +121,9 @@ def bfloat16_over_float32(rounds: int) -> float:
 
 def plot(figures: Sequence[Figures], path: Path) -> None:
     """The median time over the size, one panel for each dtype."""
-    from matplotlib import pyplot
-
     dtypes = list(dict.fromkeys(row.dtype for row in figures))
-    drawing, axes = pyplot.subplots(1, len(dtypes), figsize=(7 * len(dtypes), 5), squeeze=False)
-    for axis, dtype in zip(axes[0], dtypes, strict=True):
+    drawing, axes = panels(len(dtypes))
+    for axis, dtype in zip(axes, dtypes, strict=True):
         for contender in dict.fromkeys(row.contender for row in figures if row.dtype == dtype):
             rows = [row for row in figures if (row.dtype, row.contender) == (dtype, contender)]
             style = {"linestyle": ":", "color": "gray"} if contender == "memcpy" else {"marker": "o"}
@@ -132,10 +131,8 @@ def plot(figures: Sequence[Figures], path: Path) -> None:
         axis.set(xlabel="bytes", ylabel="median time, us", title=f"allreduce, {dtype}, {figures[0].ranks} ranks")
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        axis.grid(alpha=0.3)
         axis.legend()
-    drawing.tight_layout()
-    drawing.savefig(path, dpi=110)
+    save(drawing, path)
 
 
 def main() -> None:
@@ -144,7 +141,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of the tensors")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--csv", type=Path, help="writes the figures there")
-    parser.add_argument("--plot", type=Path, help="draws them there, as PNG")
+    parser.add_argument("--plot", type=Path, help="draws them there, as SVG")
     options = parser.parse_args()
     peers.start()
     peers.say(f"{peers.setup()}\n\n{HEADER}")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from machine import command, machine, write_csv
+from plots import panels, save
 
 TENSORS = 1000
 RANKS = [2**power for power in range(1, 10)]
@@ -98,9 +99,7 @@ def table(costs: Sequence[Cost]) -> str:
 
 def plot(costs: Sequence[Cost], path: Path) -> None:
     """Messages, bytes and CPU time over the number of ranks."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.5))
+    figure, axes = panels(3)
     quantities = {
         "messages in and out": lambda cost: cost.messages_in + cost.messages_out,
         "bytes in and out": lambda cost: cost.bytes_in + cost.bytes_out,
@@ -122,16 +121,14 @@ def plot(costs: Sequence[Cost], path: Path) -> None:
         axis.set(xlabel="ranks", title=f"Rank 0, {TENSORS} tensors: {label}")
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        axis.grid(alpha=0.3)
-    axes[0].legend(fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    axes[0].legend(fontsize="x-small")
+    save(figure, path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, help="writes the figures there")
-    parser.add_argument("--plot", type=Path, help="draws them there, as PNG")
+    parser.add_argument("--plot", type=Path, help="draws them there, as SVG")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         costs = study(compiled(folder))

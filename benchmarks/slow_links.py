@@ -5,7 +5,7 @@ python benchmarks/two_hosts.py --gbit 1 1 benchmarks/slow_links.py
 All contenders in turns: float32 as it is, cast to bfloat16, and each codec with error feedback, as an optimizer sends
 it. "gloo float16" casts, reduces over gloo and casts back, as fp16_compress_hook of DistributedDataParallel does.
 Times are of single calls, on all ranks. Takes two minutes at 1 Gbit/s. With --plot it draws the medians of such runs,
-whose output FILE.txt has, as FILE.png, and measures nothing. With --report it measures what compression_report() takes,
+whose output FILE.txt has, as FILE.svg, and measures nothing. With --report it measures what compression_report() takes,
 and how much longer an allreduce takes in the steps that measure norms for it, one in a hundred.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import peers
 import torch
+from plots import panels, save
 
 import horovodish.torch as hvd
 from horovodish.collectives.codecs import CodecCompressor
@@ -97,25 +98,26 @@ def report(mebibytes: int, rounds: int) -> None:
 
 def plot(results: Path) -> None:
     """Draw the medians by contender, a bar for each link."""
-    from matplotlib import pyplot
-
     runs: dict[str, dict[str, float]] = {}
     for line in results.read_text().splitlines():
         if command := re.match(r"benchmarks/two_hosts.py (?:--gbit (\S+) )?", line):
             medians = runs[f"{command[1]} Gbit/s" if command[1] else "no limit"] = {}
         elif row := re.match(r"(.{13})( +[\d.]+){2} +([\d.]+)( +[\d.]+){2}$", line):
             medians[row[1].strip()] = float(row[3])
-    drawing, axis = pyplot.subplots(figsize=(10, 4.5))
+    drawing, (axis,) = panels(1, height=7)
     width = 0.8 / len(runs)
     for number, (link, medians) in enumerate(runs.items()):
         places = [place + (number - (len(runs) - 1) / 2) * width for place in range(len(medians))]
-        axis.bar_label(axis.bar(places, medians.values(), width, label=link), fmt="%.0f", fontsize=7)
-    axis.set_xticks(range(len(medians)), medians)
-    axis.set(title="An allreduce of 64 MiB of float32 between two hosts", ylabel="median, ms", yscale="log")
-    axis.grid(axis="y", alpha=0.3)
-    axis.legend()
-    drawing.tight_layout()
-    drawing.savefig(results.with_suffix(".png"), dpi=110)
+        bars = axis.barh(places, medians.values(), width, label=link)
+        axis.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
+    axis.set_yticks(range(len(medians)), medians)
+    axis.invert_yaxis()
+    axis.set(title="An allreduce of 64 MiB of float32 between two hosts", xlabel="median, ms", xscale="log")
+    axis.set_xticks([30, 100, 300], ["30", "100", "300"])
+    axis.minorticks_off()
+    axis.grid(axis="y", visible=False)
+    axis.legend(loc="lower right")
+    save(drawing, results.with_suffix(".svg"))
 
 
 def main() -> None:

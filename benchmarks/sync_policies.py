@@ -8,7 +8,7 @@ without communication, measured before and after each contender; its ranks wait 
 second command a step sleeps for 20 ms, and the last rank sleeps five times as long in a tenth of its steps.
 
 With --plot FILE.txt it draws the output of such runs and of benchmarks/transformer_loss.py, which is in that file, as
-FILE.png, and measures nothing.
+FILE.svg, and measures nothing.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from typing import Any
 
 import peers
 import torch
+from plots import panels, save
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -113,27 +114,26 @@ def late() -> None:
 
 def plot(results: Path) -> None:
     """Draw the share of the undisturbed speed and the additional loss of each policy."""
-    from matplotlib import pyplot
-
     text = results.read_text()
     speeds = {row[1].strip(): float(row[2]) for row in re.finditer(r"^(.{42})(?: +[\d.]+){2} +([\d.]+)$", text, re.M)}
     losses = {
         row[1].strip(): float(row[2]) for row in re.finditer(r"^\S+ +(.{42}) +\S+ +[\d.]+ +\+?(-?[\d.]+)%$", text, re.M)
     }
-    drawing, axes = pyplot.subplots(1, 2, figsize=(11, 3.6), width_ratios=[1, 0.8])
+    drawing, axes = panels(2)
     for axis, rows, form, title in (
-        (axes[0], speeds, "%.2f", "Share of the speed without communication, at 100 Mbit/s"),
+        (axes[0], speeds, "%.2f", "Share of the speed without communication,\nat 100 Mbit/s"),
         (axes[1], losses, "%.1f %%", "Additional loss"),
     ):
         policy = next(name for name in speeds if "overlap" in name)
-        names = [name.replace("the same", f"{policy},").replace(", overlap", ",\noverlap") for name in rows]
+        names = [
+            name.replace("the same", f"{policy},").replace(", 4", ",\n4").replace(", int8", ",\nint8") for name in rows
+        ]
         axis.bar_label(axis.barh(names, list(rows.values())), fmt=form, padding=3)
         axis.invert_yaxis()
-        axis.set_title(title, fontsize=10)
+        axis.set_title(title)
         axis.margins(x=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-    drawing.tight_layout()
-    drawing.savefig(results.with_suffix(".png"), dpi=110)
+        axis.grid(visible=False)
+    save(drawing, results.with_suffix(".svg"))
 
 
 def main() -> None:

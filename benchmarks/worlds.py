@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from machine import command, machine
+from plots import panels, save
 
 SIZES = [4, 4 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20]
 WORLDS = {
@@ -54,19 +55,15 @@ def named(size: int) -> str:
 
 def plot(ratios: dict[Key, dict[str, list[float]]], checkout: str, sizes: Sequence[int], path: Path) -> None:
     """Ours over each peer by size, a panel for each peer and a line for each world."""
-    from matplotlib import pyplot
-
-    drawing, axes = pyplot.subplots(1, len(PEERS), figsize=(6 * len(PEERS), 4.5), sharey=True)
+    drawing, axes = panels(len(PEERS))
     for axis, peer in zip(axes, PEERS, strict=True):
         for world in WORLDS:
             medians = [statistics.median(ratios[checkout, world, size][peer]) for size in sizes]
             axis.plot(sizes, medians, marker="o", label=world)
         axis.axhline(1, color="gray", linestyle=":")
         axis.set(title=f"horovodish over {peer}", xlabel="bytes", ylabel="time over time", xscale="log", yscale="log")
-        axis.grid(alpha=0.3)
         axis.legend()
-    drawing.tight_layout()
-    drawing.savefig(path, dpi=110)
+    save(drawing, path)
 
 
 def main() -> None:
@@ -75,7 +72,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="runs of each world")
     parser.add_argument("--rounds", type=int, default=4, help="blocks of each contender and size within a run")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes of the tensors")
-    parser.add_argument("--plot", type=Path, help="draws the ratios of the first checkout there, as PNG")
+    parser.add_argument("--plot", type=Path, help="draws the ratios of the first checkout there, as SVG")
     options = parser.parse_args()
     print(f"{command()}\n{machine(['mpi4py', 'torch'])}\n", flush=True)
     times: dict[Key, list[float]] = defaultdict(list)

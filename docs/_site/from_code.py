@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import inspect
 import re
@@ -212,10 +213,10 @@ def reference_to_error(app: Sphinx, env: Any, node: Any, content: nodes.Node) ->
 def inline_pictures(app: Sphinx, document: nodes.document) -> None:
     """An SVG within the page takes the colours of its theme; as a file it takes those of the system."""
     for image in list(document.findall(nodes.image)):
-        if re.fullmatch(r"pictures/\w+\.svg", image["uri"]):
+        if image["uri"].endswith(".svg") and "://" not in image["uri"]:
             svg = (ROOT / "docs" / image["uri"]).read_text()
-            raw = nodes.raw("", f'<div class="picture-frame">{svg}</div>', format="html")
-            image.parent.parent.replace(image.parent, raw)
+            frame = f'<div class="picture-frame" role="img" aria-label="{html.escape(image["alt"])}">{svg}</div>'
+            image.parent.parent.replace(image.parent, nodes.raw("", frame, format="html"))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -23,3 +23,15 @@ def test_llms_txt_names_pages_of_the_site() -> None:
     pages = re.findall(r"\(https://horovodish\.readthedocs\.io/en/latest/(\S+)\.html\)", text)
     assert len(pages) > 10
     assert [page for page in pages if not (ROOT / "docs" / f"{page}.md").exists()] == []
+
+
+def test_plots_take_the_colours_of_the_page() -> None:
+    pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
+    plots = {
+        name for page in pages for name in re.findall(r"\]\(\.\./(benchmarks/results/\S+)\)", page) if "txt" not in name
+    }
+    assert len(plots) >= 5
+    for name in plots:
+        svg = (ROOT / name).read_text()
+        assert svg.startswith('<svg class="picture plot"') and "var(--ink)" in svg and "<text" in svg, name
+        assert not re.search(r"<style[^>]*>\s*\*", svg), f"{name} styles all of the page"
