@@ -29,6 +29,7 @@ html_theme = "furo"
 html_title = f"horovodish {release}"
 html_static_path = ["_site/static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "_site/scorer.js")
 html_extra_path = ["../llms.txt"]
 html_theme_options = {
     "source_repository": "https://github.com/horovodish/horovodish",
