@@ -95,3 +95,15 @@ def public_names(folder: str) -> set[str]:
 def test_it_is_short() -> None:
     prose = re.sub(r"```.*?```|^    .*?$", "", TEXT, flags=re.DOTALL | re.MULTILINE)
     assert len(prose.split()) <= 450
+
+
+def test_the_quickstart_trains_as_it_says(tmp_path: Path) -> None:
+    (code,) = python_blocks("docs/quickstart.md")
+    shown = (ROOT / "docs/quickstart.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    for np in (1, 2):
+        line = r"rank (\d) of {} recognizes (\d+\.\d)% of the digits that it has not seen".format(np)
+        found, printed = re.findall(line, output_of(script, np=np)), re.findall(f"^    {line}$", shown, re.MULTILINE)
+        assert sorted(rank for rank, _ in found) == sorted(rank for rank, _ in printed) == ["0", "1"][:np]
+        assert len({share for _, share in found}) == 1 and float(found[0][1]) > 85
