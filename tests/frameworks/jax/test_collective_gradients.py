@@ -64,6 +64,7 @@ def of_programs_that_were_kept(setting: str, kept: dict[str, Any]) -> None:
                 check(case, kept[case.label](inputs(case)), "compiled again")
 
 
+@pytest.mark.shows("Gradients of collectives")
 @pytest.mark.soak
 @pytest.mark.parametrize("np", [2, 3])
 def test_gradients_follow_the_setting(np: int) -> None:

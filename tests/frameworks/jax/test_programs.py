@@ -90,6 +90,7 @@ def test_every_done_depends_on_every_start() -> None:
     )
 
 
+@pytest.mark.shows("Collectives in compiled programs")
 @on_ranks(2)
 def test_leaves_travel_together() -> None:
     """A program with two calls for each leaf would take XLA seconds to compile."""

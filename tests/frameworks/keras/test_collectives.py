@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import keras
@@ -60,3 +61,30 @@ def test_join_is_that_of_the_backend() -> None:
         assert hvd.join(3) == 7
     joined.assert_called_once_with(3)
     assert hvd.join() in range(hvd.size())
+
+
+@pytest.mark.shows("Gradients of collectives")
+@on_ranks(2)
+def test_gradients_of_collectives() -> None:
+    """That of an average is the average of the gradients."""
+
+    def loss(values: Any) -> Any:
+        return keras.ops.sum(hvd.allreduce(values) * (hvd.rank() + 1.0))
+
+    values = keras.ops.ones(3)
+    if keras.config.backend() == "torch":
+        values.requires_grad_()
+        loss(values).backward()
+        gradient = values.grad
+    elif keras.config.backend() == "jax":
+        import jax
+
+        gradient = jax.grad(loss)(values)
+    else:
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            total = loss(values)
+        gradient = tape.gradient(total, values)
+    assert keras.ops.convert_to_numpy(gradient).tolist() == [1.5] * 3

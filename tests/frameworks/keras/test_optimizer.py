@@ -92,6 +92,7 @@ def train_as_one_process(make_model: Make, make: Make, make_alone: Make, options
         assert all(np.array_equal(*pair) for pair in zip(everyones[0], everyones[-1], strict=True))
 
 
+@pytest.mark.shows("Collectives in compiled programs")
 @on_ranks(2)
 @only_on("torch")
 def test_a_compiled_step_reduces() -> None:

@@ -74,6 +74,7 @@ class Mlx(Conformance):
         return hvd.elastic.MlxState(model=model, optimizer=optimizer, **attributes)
 
 
+@pytest.mark.shows("Gradients of collectives")
 @on_ranks(3)
 @pytest.mark.parametrize("check", Mlx.checks())
 def test_conformance(check: str) -> None:

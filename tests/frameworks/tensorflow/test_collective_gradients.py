@@ -68,6 +68,7 @@ def of_keras(setting: str) -> None:
     check(case, gradients(case, inputs(case), horovodish.keras), f"{setting}, Keras")
 
 
+@pytest.mark.shows("Gradients of collectives")
 @pytest.mark.soak
 def test_gradients_follow_the_setting() -> None:
     run_ranks(every_gradient, 2)

@@ -38,6 +38,7 @@ def text_of(function: Any, *arguments: Any) -> str:
     return text
 
 
+@pytest.mark.shows("Collectives in compiled programs")
 @on_ranks(2, 3, env=SMALL_BUCKETS)
 def test_calls_in_a_program() -> None:
     """Nothing is dropped or merged, and the buckets of a tape are all begun before the first one is waited for."""

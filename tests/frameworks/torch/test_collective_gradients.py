@@ -24,6 +24,7 @@ def every_gradient() -> None:
             hvd.shutdown()
 
 
+@pytest.mark.shows("Gradients of collectives")
 @pytest.mark.parametrize("np", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_gradients_follow_the_setting(np: int) -> None:
     run_ranks(every_gradient, np)
