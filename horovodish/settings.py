@@ -41,15 +41,15 @@ RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 SUPERVISOR_PROCESS_VARIABLE = "HOROVODISH_SUPERVISOR_PROCESS"
 """Set by the supervisor of a rank: its own process, whose child the rank is."""
 AT_END = "at the end of the script"
-"""Where a rank waits, in its report to the launcher, for what its script has not waited for."""
+"""The place that a rank reports to the launcher while it waits for operations that its script has not waited for."""
 RANK_PROCESS_VARIABLE = "HOROVODISH_RANK_PROCESS"
 """Set by a rank for the processes that it starts: the rank's process and its job."""
 START_VARIABLE = "HOROVODISH_START"
-"""Set by the launcher for the ranks of an elastic job: how often it had started ranks before."""
+"""Set by the launcher for the ranks of an elastic job: how many times it started ranks before."""
 STATE_FOLDER_VARIABLE = "HOROVODISH_STATE_FOLDER"
-"""Set for the ranks of an elastic job: a folder in memory of their host that lasts as long as the job."""
+"""Set for the ranks of an elastic job: a folder in the memory of their host, deleted when the job ends."""
 AGENT_SECRET_VARIABLE = "HOROVODISH_AGENT_SECRET"
-"""Set by the user for `horovodish agent`, and for a launcher that waits for agents: what both know."""
+"""Set by the user for `horovodish agent`, and for a launcher that waits for agents: a secret that both know."""
 CALLER_VARIABLE = "HOROVODISH_CALLER"
 """Set for the ranks of `horovodish.run()`: a secret, a port and the addresses at which they reach the caller."""
 
@@ -79,14 +79,14 @@ class Setting:
         default: its value when nothing sets it. The type of the default is the type of the knob.
         sentence: what it does, in one sentence.
         group: what it is about, a title among the launcher's flags.
-        choices: the accepted words of a knob that is a word. Without them a text may be anything.
-        horovods_words: words of Horovod's that are accepted, too, and the choices of the same meaning.
+        choices: the accepted words of a text knob. A text knob without choices accepts any text.
+        horovods_words: Horovod's words that are accepted, too, each with the choice of the same meaning.
         least: the smallest accepted number.
         most: the largest accepted number.
-        horovodrun_flag: the flag of Horovod's launcher with the same meaning, where its name is another one.
+        horovodrun_flag: the flag of Horovod's launcher with the same meaning, if the name differs from ours.
         horovod_variable: the variable of Horovod with the same meaning; empty if there is none.
-        from_horovod: turns the text of that variable into the text of ours.
-        by_rank: True if ranks may have different values; `init()` refuses that otherwise.
+        from_horovod: converts the text of that variable to the text of our variable.
+        by_rank: True if ranks may have different values. Otherwise `init()` refuses different values.
         is_file: True if it names a file that ranks write.
     """
 
@@ -185,12 +185,12 @@ def _opposite(horovods: str) -> str:
 
 
 def _timeline(horovods: str) -> str:
-    return "" if horovods == "DYNAMIC" else horovods  # Horovod's word for: start_timeline() may be called
+    return "" if horovods == "DYNAMIC" else horovods  # Horovod: start_timeline() may be called later
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The values of all knobs. The fields below are the table of this module's docstring."""
+    """The values of all knobs. The fields are the rows of the table."""
 
     fusion_threshold_mb: float = _knob(
         TUNING,
@@ -294,7 +294,7 @@ class Settings:
     autotune_log: str = _knob(
         AUTOTUNE,
         "",
-        "CSV file to which rank 0 writes what autotune measures.",
+        "CSV file for the measurements of autotune, written by rank 0.",
         is_file=True,
         horovodrun_flag="--autotune-log-file",
         horovod_variable="HOROVOD_AUTOTUNE_LOG",
@@ -333,8 +333,9 @@ class Settings:
     join_average: str = _knob(
         COMPATIBILITY,
         "auto",
-        "What an averaging allreduce divides by when some ranks have joined. present: the ranks that have not joined. "
-        "size: all ranks, as in Horovod. auto: size if a rank imported horovod before init(), otherwise present.",
+        "The divisor of an averaging allreduce when some ranks have joined. present: the number of ranks that have not "
+        "joined. size: the number of all ranks, as in Horovod. auto: size if a rank imported horovod before init(), "
+        "otherwise present.",
         choices=("auto", "present", "size"),
     )
     log_level: str = _knob(
@@ -353,10 +354,10 @@ class WithoutEffect:
     """A knob of Horovod's that changes nothing here.
 
     Attributes:
-        name: its name, of which Horovod makes a flag as we do.
-        reason: why there is nothing to do for it.
+        name: its name. Horovod derives the name of a flag from it, as we do.
+        reason: why it has no effect here.
         is_switch: whether it is on or off.
-        values: how many values its flag takes otherwise.
+        values: how many values its flag takes if it is not a switch.
         variable: Horovod's variable for it; empty if there is none.
     """
 
@@ -448,12 +449,12 @@ def load(environ: Mapping[str, str] | None = None, warn: Callable[[str], object]
     Only `init()` and the launcher call it. Everything else takes the settings of the running engine, which are the same
     on every rank: `basics.running().settings`.
 
-    A HOROVOD_* variable of the same meaning counts where ours is not set, and `warn` gets one notice for each. A
-    HOROVODISH_* variable that does not exist is reported to `warn` with the nearest name that does. So is a HOROVOD_*
-    variable of `WITHOUT_EFFECT`, except to the ranks of our launcher, which has reported it.
+    If our variable is not set, the HOROVOD_* variable of the same meaning counts, and `warn` gets a notice for each.
+    `warn` also gets a notice for each HOROVODISH_* variable that does not exist, with the nearest name that exists, and
+    for each HOROVOD_* variable of `WITHOUT_EFFECT`. Ranks of our launcher skip these: the launcher has reported them.
 
     Args:
-        environ: the variables; None takes those of this process.
+        environ: the environment variables; None: the variables of this process.
         warn: gets each notice.
 
     Returns:

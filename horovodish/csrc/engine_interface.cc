@@ -17,7 +17,7 @@ constexpr uint64_t kComparedExecution = 2;
 std::string sum_of(const std::vector<int64_t>& splits) {
   int64_t sum = 0;
   for (const int64_t split : splits) {
-    if (__builtin_add_overflow(sum, split, &sum)) return "more than 64 bits hold";
+    if (__builtin_add_overflow(sum, split, &sum)) return "more than 64 bits can hold";
   }
   return std::to_string(sum);
 }
@@ -62,9 +62,9 @@ void hand_over(Engine& engine, Submission& submission, const RankInGroup& place,
   const std::string& name = submission.request.name;
   // A graph outlives the sets that it was traced for, and their numbers are used again. Number 0 always stands for all ranks.
   if (submission.process_set != 0 && submission.ranks != place.ranks) {
-    throw std::invalid_argument(name + ": it was traced for a process set of the ranks " + submission.ranks +
+    throw std::invalid_argument(name + ": the function was traced for a process set of the ranks " + submission.ranks +
                                 ", and that number now stands for " + place.ranks +
-                                ". Remedy: trace it again after init(): make a new tf.function");
+                                ". Remedy: make a new tf.function after init()");
   }
   const std::vector<int64_t> splits = splits_of(submission, place);
   const int root = number_of(submission.request.root);
@@ -104,7 +104,7 @@ class RunningEngine final : public EngineInterface {
       if (place.rank < 0) {
         throw std::invalid_argument(name + ": " + text_of(engine->rank()) + " is not in process set " +
                                     std::to_string(process_set) +
-                                    ", or the set is not in use. Make the call on its ranks only");
+                                    ", or the set is not in use. Remedy: make the call only on the ranks of the set");
       }
       if (!submission.compared.empty()) {
         engine->begin_step();

@@ -212,8 +212,14 @@ def test_a_gpu_that_hangs_is_reported_and_then_every_rank_raises(kind: str) -> N
         assert "'hangs' was launched on the GPUs and has not ended" in raised
     report = returned[0][2]
     assert report.count("horovodish: warning: ranks have waited for others") == 1
-    assert "on the GPU of rank 0 1 s ago and has not ended: this GPU waits in it for another rank's" in report
-    assert "on the GPU of rank 1 1 s ago and has not ended: this GPU has not yet come to it" in report
+    assert (
+        "on the GPU of rank 0 1 s ago and has not ended: this GPU has started it, and waits for another rank's GPU"
+        in report
+    )
+    assert (
+        "on the GPU of rank 1 1 s ago and has not ended: this GPU has not started it, and still computes earlier work"
+        in report
+    )
     assert "warning" not in returned[1][2]
 
 

@@ -81,7 +81,7 @@ def test_one_report_says_who_lags_and_where(laggard: int, plane: str) -> None:
     assert "ranks wait without a limit: --stall-check-shutdown-time-seconds sets one" in outputs[0]
     for rank, output in enumerate(outputs):
         assert ("in count_sheep" in output) == (rank == laggard), "the laggard alone shows its stacks"
-        assert (f"other ranks wait for rank {rank}. Its threads are here:" in output) == (rank == laggard)
+        assert (f"other ranks wait for rank {rank}. The Python stacks of its threads:" in output) == (rank == laggard)
         assert REPORT not in output or rank == 0
 
 
@@ -276,7 +276,7 @@ def test_ranks_that_wait_for_each_other_for_ever_raise() -> None:
     """With a shutdown time of 0, but not while a thread works that may submit what is missing."""
     env = knobs("auto", warning=60)
     for text in results(run_ranks_to_their_ends(wait_for_different_tensors, 2, args=(8.0,), env=env)):
-        assert "every rank waits, but not for the same tensors, so none can go on" in text
+        assert "every rank waits, but not for the same tensors, so none can continue" in text
         assert "'batch 7' was submitted by rank 0 but not by rank 1" in text
         assert re.search(r"'metric.*' was submitted by rank 1 but not by rank 0", text)
         assert "hvd.join()" in text
@@ -344,7 +344,7 @@ def test_a_thread_that_never_waits_may_compute_what_all_wait_for() -> None:
     """For longer than the warning time, and also while it sleeps for a time."""
     env = knobs("auto", warning=1.0)
     for text in results(run_ranks_to_their_ends(wait_while_another_thread_computes, 2, args=(10.0,), env=env)):
-        assert "every rank waits, but not for the same tensors, so none can go on" in text
+        assert "every rank waits, but not for the same tensors, so none can continue" in text
         assert "'y0' was submitted by rank 0 but not by rank 1" in text
 
 

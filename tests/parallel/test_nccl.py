@@ -365,7 +365,8 @@ def test_ranks_that_share_a_gpu_are_refused() -> None:
     for text in run_ranks(share_a_gpu, 2, env=variables(1)):
         assert "rank 0 and rank 1 both use GPU 0 (Pretended GPU) of host " in text
         assert (
-            "Remedy: let every rank choose its own before it uses CUDA, torch.cuda.set_device(hvd.local_rank())" in text
+            "Remedy: let every rank choose its own GPU before it uses CUDA, by torch.cuda.set_device(hvd.local_rank())"
+            in text
         )
 
 
@@ -383,7 +384,7 @@ def come_back_with_a_gpu() -> None:
     """What refused the set while a rank without a GPU had joined does not refuse it afterwards."""
     hvd.init()
     if hvd.rank() == 0:
-        why = r"rank 1 on host \S+: it has joined without having used a GPU"
+        why = r"rank 1 on host \S+: it joined before it used a GPU"
         with pytest.raises(hvd.HorovodInternalError, match=why):
             Gpu().reduce([np.ones(3)], "without rank 1")
     hvd.join()

@@ -28,7 +28,7 @@ BucketPlan::BucketPlan(Engine& engine, const Request& shared, const std::vector<
     its.indices.push_back(index);
   }
   for (Bucket& bucket : buckets_) {
-    if (!bucket.request) throw std::invalid_argument("a bucket without tensors in plan '" + shared.name + "'");
+    if (!bucket.request) throw std::invalid_argument("plan '" + shared.name + "' has a bucket without tensors");
     bucket.signature = std::make_shared<const std::string>(bucket.request->signature());
     begin(bucket);
   }

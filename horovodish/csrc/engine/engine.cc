@@ -30,7 +30,8 @@ constexpr std::chrono::microseconds kReturnNap{50};
 
 // For sends and receives in a process set that a rank has left in order.
 constexpr std::string_view kEndedRemedy =
-    "\nRemedy: a rank that ends, ends its process sets for all their ranks. Call hvd.barrier() at the end.";
+    "\nRemedy: call hvd.barrier() at the end of the script. A rank that ends also ends its process sets on the other "
+    "ranks.";
 
 // The process set checks the names of family members: it knows which runs have failed. A send's and a receive's name is only for
 // messages: its rank and tag say which belong together.
@@ -125,7 +126,7 @@ void Engine::remove_process_set(int id) {
     std::lock_guard lock(inbox_mutex_);
     if (uses_[id].under_way > 0) {
       throw std::invalid_argument("process set " + std::to_string(id) + " has operations under way on " +
-                                  text_of(config_.rank) + ". Remedy: synchronize them before it is removed.");
+                                  text_of(config_.rank) + ". Remedy: synchronize them before you remove the set.");
     }
     uses_.erase(id);  // what another thread submits from now on finds no set
   }
@@ -159,7 +160,7 @@ void Engine::check_process() const {
   if (!is_left_behind()) return;
   throw EngineError(ErrorKind::forked_process,
                     "process " + std::to_string(getpid()) + " was forked from " + text_of(config_.rank) +
-                        " and cannot use its engine. Remedy: use horovodish in the process that called init() only.");
+                        " and cannot use its engine. Remedy: use horovodish only in the process that called init().");
 }
 
 void Engine::hold_other_threads() {

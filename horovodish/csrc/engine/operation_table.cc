@@ -75,7 +75,7 @@ void OperationTable::submit_next(const std::string& name) {
 }
 
 void OperationTable::fail(const std::string& name, const std::string& text, const std::vector<std::string>& families) {
-  const Error together{ErrorKind::mismatch, "it was given up together with '" + name + "': " + text};
+  const Error together{ErrorKind::mismatch, "it failed together with '" + name + "': " + text};
   for (const std::string& family : families) fail_family(family, name, together);
   fail_one(name, {ErrorKind::mismatch, text});
   for (const std::string& family : families) {

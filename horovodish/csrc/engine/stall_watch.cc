@@ -90,7 +90,7 @@ void StallWatch::on_status_question(bool about_gpus, bool waits, Clock::time_poi
   const bool lags = warning.count() > 0 && now - last_news_ > warning && operations_.undecided() == 0 &&
                     operations_.executing().empty() && !pairs_.busy() && oldest_launched() == nullptr;
   if (options_.stack_signal != 0 && lags && std::exchange(stacks_shown_, last_news_) != last_news_) {
-    warn("other ranks wait for " + text_of(config_.own_rank()) + ". Its threads are here:");
+    warn("other ranks wait for " + text_of(config_.own_rank()) + ". The Python stacks of its threads:");
     kill(getpid(), options_.stack_signal);
   }
   negotiation_.note_to_root({.topic = Note::Topic::status,
@@ -164,7 +164,7 @@ StallWatch::Inspection StallWatch::inspect_pairs(Clock::time_point now) {
 StallWatch::Inspection StallWatch::inspect_deadlock(Clock::time_point) {
   if (!negotiation_.anything_pending() || !stall_.all_wait(negotiation_.decisions_seen())) return {};
   if (std::exchange(warned_at_, news_) == news_) return {};
-  std::string text = "every rank waits, but not for the same tensors, so none can go on: " +
+  std::string text = "every rank waits, but not for the same tensors, so none can continue: " +
                      negotiation_.describe_pending(stall_.labels()) + kRemedies;
   if (options_.stall.warning + options_.stall.shutdown > StallInspector::Seconds(0)) return stall(std::move(text));
   warn(text);
@@ -192,7 +192,7 @@ std::string StallWatch::describe_waiting() const {
   std::string text = negotiation_.describe_pending(stall_.labels());
   if (operations_.executing().empty()) return text;
   if (!text.empty()) text += "; ";
-  return text + label_of(*operations_.executing().begin()->second->request) + " has been begun but not finished";
+  return text + label_of(*operations_.executing().begin()->second->request) + " has begun but not ended";
 }
 
 const Plane::Launched* StallWatch::oldest_launched() const { return plane_ ? plane_->oldest_launched() : nullptr; }
@@ -201,8 +201,8 @@ std::string StallWatch::describe_launched(const Plane::Launched& launched, Clock
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - launched.since).count();
   return label_of(*launched.request) + " was launched on the GPU of " + text_of(config_.own_rank()) + " " +
          std::to_string(seconds) + " s ago and has not ended: " +
-         (launched.has_inputs() ? "this GPU waits in it for another rank's, or it hangs"
-                                : "this GPU has not yet come to it, since it still computes what comes before");
+         (launched.has_inputs() ? "this GPU has started it, and waits for another rank's GPU or hangs"
+                                : "this GPU has not started it, and still computes earlier work");
 }
 
 // What this rank is doing, for a report.

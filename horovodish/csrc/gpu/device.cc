@@ -148,10 +148,10 @@ void Device::check_not_captured(abi::CuStream stream) const {
   const int asked = cuda_.stream_is_capturing(stream, &status);
   if (asked == abi::kCudaStreamCaptureImplicit || (asked == abi::kCudaSuccess && status != abi::kCudaCaptureNone)) {
     throw std::invalid_argument(
-        "a CUDA graph is being captured, and collectives cannot be part of one, because the ranks agree upon each of "
-        "them when it is called. Remedy: call the collective, and wait for it, outside of the capture.");
+        "a CUDA graph is being captured, and collectives cannot be part of one, because the ranks negotiate each call. "
+        "Remedy: call the collective, and wait for it, outside of the capture.");
   }
-  cuda_.check(asked, "a stream was looked at");
+  cuda_.check(asked, "a stream was checked for a capture");
 }
 
 std::shared_ptr<DeviceEvent> Device::record(uintptr_t stream) {

@@ -48,7 +48,7 @@ class Negotiation::Child {
     if (!ready.statement.joined.empty()) {
       RankSet ranks = node_.participants_.ranks[participant_];
       ranks.remove(ready.statement.joined);
-      if (ranks.empty()) throw std::runtime_error("control message: a request of no rank");
+      if (ranks.empty()) throw std::runtime_error("control message: a request without ranks");
     }
     ready.statement.span = span_;
     node_.state_id(participant_, ready.id, ready.statement);
@@ -56,7 +56,7 @@ class Negotiation::Child {
   void operator()(FullRequest request) {
     const auto is_of_nobody = [](const auto& its) { return its.second.empty(); };
     if (request.signatures.empty() || std::ranges::any_of(request.signatures, is_of_nobody)) {
-      throw std::runtime_error("control message: a request of no rank");
+      throw std::runtime_error("control message: a request without ranks");
     }
     request.statement.span = span_;
     node_.state_request(participant_, request.name, std::move(request.signatures), request.statement);

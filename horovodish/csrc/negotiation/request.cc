@@ -201,7 +201,7 @@ Request Request::decode(std::string_view signature) {
       if (length < Member::kAnyLength) throw std::runtime_error("control message: a negative length");
     }
   }
-  if (!reader.done()) throw std::runtime_error("control message: a request with more than there is to say");
+  if (!reader.done()) throw std::runtime_error("control message: bytes after the end of a request");
   return request;
 }
 

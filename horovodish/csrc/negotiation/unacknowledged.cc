@@ -11,7 +11,8 @@ void UnacknowledgedDecisions::add(std::variant<Fail, Forgotten> decided) {
 }
 
 void UnacknowledgedDecisions::acknowledged_by(size_t child) {
-  if (first_for(child) == decided_.size()) throw std::runtime_error("control message: it answers no decision");
+  if (first_for(child) == decided_.size())
+    throw std::runtime_error("control message: an acknowledgement without a decision");
   ++acknowledged_[child];
   if (*std::ranges::min_element(acknowledged_) == dropped_) return;
   decided_.pop_front();

@@ -257,7 +257,7 @@ bool Pairs::receive_from(Peer& peer) {
 bool Pairs::find_place(Peer& peer) {
   const Frame& frame = peer.frame;
   if (static_cast<size_t>(frame.dtype) >= kDTypeNames.size() || frame.name[sizeof frame.name - 1] != 0) {
-    throw std::runtime_error("internal error: what came from " + text_of(rank_of(peer)) + " is not a message");
+    throw std::runtime_error("internal error: the bytes from " + text_of(rank_of(peer)) + " are not a message");
   }
   if (!frame.refuses) {
     const auto found = receive_for(peer, frame.tag);
@@ -343,7 +343,7 @@ bool Pairs::refuse_misfit(Peer& peer, const Frame& frame, const Pointer& receive
                         text_of(config_.own_rank()) + " receives " +
                         content_text(dtype, bytes_of(request), request.name) + ", with tag " +
                         std::to_string(frame.tag) +
-                        ". Remedy: give both a tensor of the same dtype and number of elements, or tags of their own."};
+                        ". Remedy: give both a tensor of the same dtype and number of elements, or different tags."};
   // As early as possible: what this rank sends there may wait for a receive.
   Send& refusal = *peer.sends.emplace(peer.sends.empty() ? peer.sends.end() : std::next(peer.sends.begin()));
   refusal.reason = error.message;
@@ -360,7 +360,7 @@ void Pairs::was_refused(Peer& peer, uint64_t number, const std::string& why) {
     send.refused = {ErrorKind::mismatch, why};
     return;
   }
-  warn("what " + text_of(config_.own_rank()) + " had sent was refused: " + why);
+  warn("a message from " + text_of(config_.own_rank()) + " was refused: " + why);
 }
 
 void Pairs::end_operation(const Pointer& operation, const Error* error) noexcept {

@@ -21,7 +21,7 @@ using InferShapes = void (*)(TF_ShapeInferenceContext*, TF_Status*);
 constexpr const char* kCpu = "CPU";
 
 [[noreturn]] void give_up(const std::string& name, const char* why) {
-  std::fprintf(stderr, "horovodish: TensorFlow does not take the operation %s: %s\n", name.c_str(), why);
+  std::fprintf(stderr, "horovodish: TensorFlow refused the operation %s: %s\n", name.c_str(), why);
   std::abort();
 }
 

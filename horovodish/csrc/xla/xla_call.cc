@@ -21,7 +21,7 @@ constexpr std::array<xla::DataType, kDTypeNames.size()> kDTypes{xla::kPred, xla:
 
 DType dtype_of(const xla::Buffer& buffer) {
   const auto found = std::find(kDTypes.begin(), kDTypes.end(), buffer.dtype);
-  if (found == kDTypes.end()) throw std::runtime_error("a dtype that the engine does not know");
+  if (found == kDTypes.end()) throw std::runtime_error("the engine does not know this dtype");
   return static_cast<DType>(found - kDTypes.begin());
 }
 
@@ -50,7 +50,8 @@ Error other_size(const StartedCall& call, size_t index, size_t bytes, size_t com
   return {ErrorKind::mismatch,
           call.what + member + ": the ranks gave " + std::to_string(bytes) +
               " bytes, but the program was compiled for " + std::to_string(compiled_bytes) +
-              ", as many from every rank. Remedy: move rows that differ by rank outside of the compiled program."};
+              ", the same number from every rank. Remedy: call a collective whose rows differ by rank outside of the "
+              "compiled program."};
 }
 
 // An error's text, which begins with the operation where the engine's own does not.
@@ -68,7 +69,7 @@ void check_place(const Engine& engine, const RankInGroup& place, const xla::Call
   const std::string ranks(given.text("ranks"));
   if (given.number("rank") == number_of(engine.rank()) && ranks == place.ranks) return;
   throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) +
-                           " for a process set of the ranks " + ranks + ", which now is one of " +
+                           " for a process set of the ranks " + ranks + ", but the ranks of that set are now " +
                            (place.ranks.empty() ? "none" : place.ranks) + ", and this is " + text_of(engine.rank()) +
                            kCompileAgain);
 }
@@ -78,8 +79,8 @@ void check_gradients(const Engine& engine, const xla::CallFrame& frame) {
   const int64_t given = Attributes(frame).number("gradients");
   if (given < 0 || (given != 0) == engine.horovods_gradients()) return;
   throw std::runtime_error(std::string("the program was compiled for ") + (given != 0 ? "Horovod's" : "exact") +
-                           " gradients of collectives, and init() was called for " +
-                           (given != 0 ? "exact ones" : "Horovod's") + " since (HOROVODISH_COLLECTIVE_GRADIENTS)" +
+                           " gradients of collectives, but the last init() chose " +
+                           (given != 0 ? "exact" : "Horovod's") + " gradients (HOROVODISH_COLLECTIVE_GRADIENTS)" +
                            kCompileAgain);
 }
 
@@ -131,13 +132,13 @@ const void* Attributes::value(std::string_view name, xla::AttributeType type) co
   }
   throw std::runtime_error(
       "a collective of the program has no attribute " + std::string(name) +
-      ", so another version of horovodish has made the program. Remedy: compile it again, and delete "
-      "it where it is stored.");
+      ", so another version of horovodish compiled the program. Remedy: delete the stored program, and compile it "
+      "again.");
 }
 
 const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index) {
   if (index >= static_cast<size_t>(buffers.size) || buffers.types[index] != xla::kBufferType) {
-    throw std::runtime_error("a missing buffer");
+    throw std::runtime_error("an argument or a result is not a buffer");
   }
   return *static_cast<const xla::Buffer*>(buffers.buffers[index]);
 }
@@ -229,8 +230,7 @@ int64_t new_run() {
 
 int64_t run_id_of(const xla::CallFrame& frame) {
   xla::RunIdGetArgs args{sizeof(args), nullptr, frame.context, 0};
-  if (frame.api->run_id_get(&args) != nullptr)
-    throw std::runtime_error("XLA did not tell which run of the program it is");
+  if (frame.api->run_id_get(&args) != nullptr) throw std::runtime_error("XLA gave no id for this run of the program");
   return args.run_id;
 }
 
@@ -261,7 +261,7 @@ void check_interface(const xla::CallFrame& frame) {
   if (!speaks_our_interface(*frame.api) || frame.struct_size < offsetof(xla::CallFrame, future)) {
     throw std::runtime_error(
         "this jaxlib speaks another version of XLA's foreign function interface than horovodish. Remedy: use jaxlib "
-        "0.7 or later, and tell us of a version that does not work.");
+        "0.7 or later, and report a version that does not work.");
   }
 }
 

@@ -39,7 +39,7 @@ Execution execution_of(const xla::CallFrame& frame) {
   xla::StreamGetArgs stream{sizeof(stream), nullptr, frame.context, nullptr};
   xla::DeviceOrdinalGetArgs device{sizeof(device), nullptr, frame.context, 0};
   if (api.stream_get(&stream) != nullptr || api.device_ordinal_get(&device) != nullptr) {
-    throw std::runtime_error("XLA did not tell on which GPU and stream the program runs");
+    throw std::runtime_error("XLA did not say which GPU and stream the program uses");
   }
   return {run_id_of(frame), device.ordinal, reinterpret_cast<uintptr_t>(stream.stream)};
 }

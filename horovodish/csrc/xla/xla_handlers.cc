@@ -27,7 +27,7 @@ void register_xla_handlers(const xla::Api& api, const std::string& platform) {
                                   {nullptr, nullptr, nullptr, handler},
                                   0};
     if (api.handler_register(&args) != nullptr) {
-      throw std::runtime_error("it did not take horovodish's calls for " + platform);
+      throw std::runtime_error("it refused horovodish's calls for " + platform);
     }
   }
 }

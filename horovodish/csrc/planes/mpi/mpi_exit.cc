@@ -42,10 +42,11 @@ void end_if_it_takes_long() {
   std::thread([] {
     std::this_thread::sleep_for(patience);
     if (has_left) return;
-    std::fprintf(stderr,
-                 "horovodish: rank %d has ended its script after a StallError, and another rank has not within %.0f s: "
-                 "rank %d does not wait for it any longer.\n",
-                 own_rank, patience.count(), own_rank);
+    std::fprintf(
+        stderr,
+        "horovodish: rank %d has ended its script after a StallError, and another rank has not ended its script "
+        "within %.0f s: rank %d no longer waits for that rank.\n",
+        own_rank, patience.count(), own_rank);
     std::fflush(nullptr);
     _exit(1);
   }).detach();

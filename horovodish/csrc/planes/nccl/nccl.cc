@@ -163,7 +163,7 @@ void NcclPlane::exchange_bootstrap(const Operation& operation) {
     const abi::Nccl* const nccl = nccl_library();
     if (own.ordinal < 0) {
       throw std::runtime_error(
-          "it has joined without having used a GPU, so it has none to take part with. Remedy: pass "
+          "it joined before it used a GPU, so the engine does not know which GPU to use. Remedy: pass "
           "join(device=torch.cuda.current_device())");
     }
     device_ = &Device::get(own.ordinal);
@@ -178,7 +178,7 @@ void NcclPlane::exchange_bootstrap(const Operation& operation) {
       if (nccl->get_unique_id(&id) != abi::NcclResult::success) {
         throw std::runtime_error(
             std::string("NCCL cannot open a socket for the other ranks: ") + nccl->get_last_error(nullptr) +
-            ". Remedy: see what it says with NCCL_DEBUG=INFO; NCCL_SOCKET_IFNAME chooses the network");
+            ". Remedy: set NCCL_DEBUG=INFO to get NCCL's log; NCCL_SOCKET_IFNAME chooses the network");
       }
       own.id.assign(id.bytes, sizeof id.bytes);
     }
@@ -216,7 +216,7 @@ std::string NcclPlane::refusal(const std::vector<Bootstrap>& ranks) const {
       if (ranks[i].gpu_id != ranks[j].gpu_id || (ranks[i].shares && ranks[j].shares)) continue;
       return name(j) + " and " + name(i) + " both use GPU " + std::to_string(ranks[i].ordinal) + " (" + ranks[i].gpu +
              ") of host " + ranks[i].host +
-             ", and NCCL needs one for each rank. Remedy: let every rank choose its own before it uses CUDA, "
+             ", and NCCL needs a GPU for each rank. Remedy: let every rank choose its own GPU before it uses CUDA, by "
              "torch.cuda.set_device(hvd.local_rank()), and start no more ranks on a host than it has GPUs.";
     }
   }

@@ -82,8 +82,8 @@ void NcclCommunicator::check(abi::NcclResult result, const char* what) const {
   if (last != nullptr && *last != '\0') text += " (" + std::string(last) + ")";
   throw std::runtime_error(
       text + " on GPU " + std::to_string(device_.ordinal()) +
-      ". Remedy: run the job again with NCCL_DEBUG=WARN, or INFO, in the environment of the ranks, "
-      "at which NCCL itself says more.");
+      ". Remedy: run the job again with NCCL_DEBUG=WARN or INFO in the environment of the ranks; NCCL then "
+      "logs more.");
 }
 
 abi::NcclOp NcclCommunicator::sum_of_multiples(DType dtype, double factor) {
