@@ -66,10 +66,10 @@ void BucketPlan::submit(size_t index, const void* source, void* target, uintptr_
   operation->absent = make_mask(bucket.absent_members, bucket.buffers.size());
   bucket.owners = std::make_shared<std::vector<std::shared_ptr<void>>>();
   operation->memory = bucket.owners;
-  // An event that is recorded now comes after all that the stream was given before.
+  // The event is recorded now, so it comes after all earlier work on the stream.
   for (const uintptr_t each : streams) operation->ready.push_back(Device::get(bucket.request->device).record(each));
   --open_buckets_;
-  // After the last bucket the step has nothing left to do but wait.
+  // After its last bucket, the step can only wait.
   engine_.enqueue(operation, open_buckets_ == 0);
   bucket.operation = std::move(operation);
 }

@@ -15,33 +15,38 @@ namespace horovodish {
 
 class BucketPlan {
  public:
-  // `members`: each with the number of its bucket. `shared`: kind, name, op and scales of every bucket; the name gets the bucket's
-  // number. `devices`: of each bucket's tensors, or one of all. `ends`, `compressions`: of each bucket, see Request; or none.
+  // `members`: each tensor with the number of its bucket. `shared`: kind, name, op and scales of every bucket; the
+  // number of the bucket is added to the name. `devices`: the device of each bucket's tensors, or one device for all.
+  // `ends`, `compressions`: one for each bucket, see Request; or none.
   BucketPlan(Engine& engine, const Request& shared, const std::vector<std::pair<Member, size_t>>& members,
              const std::vector<int>& devices, int process_set, const std::vector<std::vector<int64_t>>& ends = {},
              const std::vector<Compression>& compressions = {});
 
-  // Tensor `index` is ready, on a device once `stream` has come this far. `absent`: this rank has no value for it this time, and
-  // `source` are zeros. Any thread. Throws std::out_of_range, and std::logic_error when it was submitted before.
+  // Tensor `index` is ready; on a device, it is ready when `stream` reaches this point. `absent`: this rank has no
+  // value for the tensor in this step, and `source` holds zeros. Any thread may call it. Throws std::out_of_range, and
+  // std::logic_error if the tensor was submitted before in this step.
   void submit(size_t index, const void* source, void* target, uintptr_t stream = 0, bool absent = false);
-  // The end of a step: throws std::logic_error naming a tensor that was neither submitted nor absent.
+  // The end of a step. Throws std::logic_error that names a tensor which was neither submitted nor absent.
   void flush() const;
 
-  // Whether the results of a bucket are there, for which `stream` is made to wait on a device. False if it has failed. Any thread.
+  // Returns whether the results of a bucket are there; false if the bucket has failed. On a device, makes `stream` wait
+  // for the results. Any thread may call it.
   bool arrived(size_t bucket, uintptr_t stream);
   bool settled() const;
   // Drives the engine until all buckets of the step are settled.
   bool wait(std::chrono::nanoseconds limit);
   const Error* error() const;
-  // After wait, on a device: makes `stream`, and those on which the tensors were handed over, wait for the results.
+  // Call it after wait, on a device. `stream`, and the streams on which the tensors were handed over, wait for the
+  // results.
   void order_after(uintptr_t stream) const;
-  // Keeps the owner of tensors of this step until nothing that was submitted uses them any more; may come before the wait has ended.
+  // Keeps the owner of this step's tensors alive until no submitted operation uses them. The wait may still be under
+  // way.
   void keep(const std::shared_ptr<void>& owner);
   // Tensors of settled buckets that no rank had a value for.
   std::vector<size_t> absent_everywhere() const;
-  // After wait: had a rank joined, so that it does not know of this step?
+  // Call it after wait. True if a rank had joined, so that it does not know of this step.
   bool any_joined() const;
-  // After wait: the next step may begin.
+  // Call it after wait. The next step may begin.
   void reset();
 
   const Engine& engine() const { return engine_; }
@@ -57,7 +62,7 @@ class BucketPlan {
     std::vector<Buffer> buffers;
     std::vector<bool> stated;
     std::vector<size_t> absent_members;
-    std::vector<uintptr_t> streams;  // on which its tensors were handed over, each once; of a device only
+    std::vector<uintptr_t> streams;  // on a device: the streams of its tensors, each once
     size_t missing = 0;
     std::shared_ptr<Operation> operation;  // null until submitted
     std::shared_ptr<std::vector<std::shared_ptr<void>>> owners;  // the operation's memory; empty until keep()

@@ -12,7 +12,7 @@ namespace horovodish {
 
 namespace {
 constexpr std::chrono::seconds kCloseLimit{1};
-// A thread that has had nothing to do for so long ends, unless it is the last one.
+// A thread without work for this long ends, unless it is the last one.
 constexpr std::chrono::seconds kIdleLimit{10};
 }  // namespace
 
@@ -35,7 +35,7 @@ void CompletionThreads::run(const std::shared_ptr<Operation>& operation) noexcep
   if (++shared_->queued > shared_->idle) {
     try {
       start_thread(shared_);
-    } catch (const std::exception&) {  // no more threads, or no memory: those that there are come to it later
+    } catch (const std::exception&) {  // no more threads, or no memory: an existing thread takes the operation later
     }
   }
   shared_->changed.notify_one();

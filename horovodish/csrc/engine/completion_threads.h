@@ -1,5 +1,5 @@
-// Threads that call `then` of an operation when it has settled. That may take long, wait, and call frameworks, none of which the
-// engine's thread could afford: XLA runs the rest of a program in whoever says that an operation is complete.
+// Threads that call `then` of a settled operation. A call may take long, wait, and call frameworks. The engine's thread
+// must not do that: XLA runs the rest of a program on the thread that reports the end of an operation.
 #pragma once
 
 #include <condition_variable>
@@ -13,12 +13,13 @@ namespace horovodish {
 
 class CompletionThreads {
  public:
-  // Waits for the calls that are under way or queued, for a second at most. What takes longer goes on by itself.
+  // Waits for at most a second for the calls that are under way or queued. Longer calls go on by themselves.
   ~CompletionThreads();
-  // Starts the first thread, without which run() could call nothing. Throws std::system_error where the system refuses it.
+  // Starts the first thread, which run() needs. Throws std::system_error if the system refuses the thread.
   void prepare();
-  // Has `operation->then` called; prepare() came before. A call may wait for another operation, even one that is settled later, so a
-  // thread is started whenever all are busy. Only where the system refuses one, the operation waits for a busy one.
+  // Queues a call of `operation->then`; prepare() must come before. A call may wait for another operation, even for one
+  // that settles later, so run() starts a thread whenever all are busy. If the system refuses the thread, the call
+  // waits for a busy one.
   void run(const std::shared_ptr<Operation>& operation) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// Who drives the engine, and how it waits meanwhile.
+// Which thread drives the engine, and how it waits meanwhile.
 #include <algorithm>
 #include <new>
 
@@ -11,31 +11,32 @@ namespace horovodish {
 namespace {
 
 constexpr std::chrono::hours kForEver{24};
-// MPI moves data while it is asked. A caller that napped between two segments would hold up both ends of the connection:
-// 64 MiB between two hosts then take 1.5 times as long.
+// MPI moves data only while it is called. A caller that slept between two segments would delay both ends of the
+// connection: 64 MiB between two hosts would then take 1.5 times as long.
 constexpr std::chrono::milliseconds kPollingSpin{2};
-// After as long as so many yields take, a caller without news lets other threads run between two looks. The one that it waits for may
-// need this core: ranks in other containers cannot be counted. Earlier it would only be late for the news.
+// Once a caller has spun without news for the time of this many yields, it lets other threads run between two looks.
+// The rank that it waits for may need this core: ranks in other containers cannot be counted. An earlier yield would
+// only delay the news.
 constexpr int kYieldsBefore = 16;
-// A caller spins for as long as so many wake-ups take. To sleep and come back costs it about four of them: the waker's and its own
-// system calls, and cold caches.
+// A caller spins for the time of this many wake-ups. Sleeping and waking up costs it about four of them: system calls
+// of the waker and of the caller, and cold caches.
 constexpr int kWakesBefore = 8;
-// A caller that waits for a GPU looks after naps from the shorter time to the longer one.
+// While a caller waits for a GPU, its naps grow from the shorter time to the longer one.
 constexpr std::chrono::microseconds kShortGpuNap{20}, kLongGpuNap{1000};
-// A thread may need as long to go on after the end of the operation that it waits for, on a busy machine.
+// On a busy machine, a thread may take this long to continue after the operation that it waits for has ended.
 constexpr std::chrono::seconds kGoesOn{1};
 
-// Whether this thread is none of the script's: its waits are not recorded.
+// True if this thread serves a library and not the script: its waits are not recorded.
 thread_local bool waits_for_no_script = false;
 
 const Error kRemoved{ErrorKind::internal, "its process set has been removed"};
 
 }  // namespace
 
-// The seat of a caller who has taken it. Every way out of the scope gives the seat back.
+// Holds the seat for a caller who has taken it. Every way out of the scope gives the seat back.
 class Engine::Driver {
  public:
-  // `driven`: an operation whose `then` the caller calls itself if it is settled meanwhile.
+  // `driven`: if this operation settles meanwhile, the caller itself calls its `then`.
   explicit Driver(Engine& engine, const Operation* driven = nullptr) : engine_(engine) { engine_.driven_ = driven; }
   ~Driver() {
     engine_.driven_ = nullptr;
@@ -111,7 +112,7 @@ bool Engine::settle_launched(uint64_t number, std::chrono::nanoseconds limit) {
   throw EngineError(launched_operations_.loss()->kind, launched_operations_.loss()->message);
 }
 
-// A GPU rings no doorbell, so the caller looks after each nap. Others may drive meanwhile.
+// A GPU rings no doorbell, so the caller looks after each nap. Other threads may drive meanwhile.
 void Engine::wait_for_gpu(uint64_t number, Clock::time_point deadline) noexcept {
   const auto over = [&] { return launched_operations_.ended(number); };
   auto nap = kShortGpuNap;
@@ -178,9 +179,10 @@ void Engine::drive_until(const Handle& handle, Clock::time_point deadline) noexc
   }
 }
 
-// Any thread that runs, or will wake up by itself, may submit, even if it has used no collective yet. A thread may wait in turns for
-// several operations, or be about to go on when this looks, so two looks must find the same. A decision of any process set may wake a
-// thread that then submits in another one, so nothing else may be under way.
+// Any thread that runs, or will wake up by itself, may submit, even if it has not used a collective yet. A thread may
+// wait for several operations in turn, or be about to continue at the time of this look, so two looks must give the
+// same result. A decision of any process set may wake a thread that then submits to another set, so nothing else may be
+// under way.
 bool Engine::submits_nothing(int process_set) noexcept {
   try {
     Look& last = looks_[process_set];
@@ -189,7 +191,7 @@ bool Engine::submits_nothing(int process_set) noexcept {
     const bool others_busy = std::ranges::any_of(
         process_sets_, [&](const auto& entry) { return entry.first != process_set && entry.second->busy(); });
     const bool sleeps = !others_busy && process_sleeps(waiting_threads_.in(process_set));
-    // Asked last: what a thread submits before it waits is in the inbox by then, or has been stated.
+    // Asked last: a thread's submissions before its wait are in the inbox by then, or have been stated.
     const bool waits_for_good = sleeps && !has_submissions_.load(std::memory_order_acquire);
     const bool same = last.sleeps && last.news == news_;
     last.time = now;
@@ -201,8 +203,8 @@ bool Engine::submits_nothing(int process_set) noexcept {
   }
 }
 
-// Hands the rest of the work back to the engine's thread, which sleeps or waits for the seat. It is woken where it would sleep for too
-// long.
+// Hands the remaining work back to the engine's thread, which sleeps or waits for the seat. Wakes that thread if it
+// would sleep too long.
 void Engine::leave_seat() noexcept {
   doorbell_->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
   const bool moved = turn();
@@ -227,7 +229,7 @@ std::chrono::nanoseconds Engine::spin() const {
   return polls && spin.count() > 0 ? std::max<std::chrono::nanoseconds>(spin, kPollingSpin) : spin;
 }
 
-// How long the driver may sleep when nobody rings; nothing means for ever.
+// How long the driver may sleep if nobody rings; none: for ever.
 std::optional<std::chrono::nanoseconds> Engine::nap() const {
   std::optional<std::chrono::nanoseconds> shortest;
   for (const auto& [id, set] : process_sets_) {
@@ -236,7 +238,7 @@ std::optional<std::chrono::nanoseconds> Engine::nap() const {
   return shortest;
 }
 
-// One look at everything that can have moved; true when something has.
+// Looks once at everything that can have moved. Returns true if anything has.
 bool Engine::turn() noexcept {
   bool progressed = take_submissions();
   for (auto& [id, set] : process_sets_) progressed |= set->turn();

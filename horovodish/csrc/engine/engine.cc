@@ -15,26 +15,28 @@ namespace {
 
 // Farewells that peers do not take within this time are dropped.
 constexpr std::chrono::seconds kFarewellLimit{1};
-// Between hosts a farewell comes behind all data that MPI has taken from this rank but not sent yet. MPI moves it only while it is
-// called, and after stop() nobody calls it. A peer takes the farewell within milliseconds unless its process is stopped. Only neighbours in
-// the negotiation tree are covered: data for other ranks may stay with MPI until its next call.
+// Between hosts, a farewell follows all data that MPI has taken from this rank but not sent yet. MPI moves the data
+// only while it is called, and nobody calls MPI after stop(). A peer takes the farewell within milliseconds unless its
+// process is stopped. Only neighbours in the negotiation tree are covered: data for other ranks may stay with MPI until
+// its next call.
 constexpr std::chrono::seconds kTransferLimit{3};
 constexpr std::chrono::microseconds kFarewellNap{20};
-// A framework passes on the error of one of the operations of a step, of which each bucket is one.
+// How many errors the engine keeps. A framework passes on the error of one operation of a step, and each bucket of the
+// step is an operation.
 constexpr size_t kFailures = 64;
-// How long the removal of a process set waits for what was launched in it.
+// How long the removal of a process set waits for the operations that were launched in it.
 constexpr std::chrono::seconds kRemovalLimit{10};
 // How long the end of the process waits for threads that are on their way back to Python, which takes microseconds.
 constexpr std::chrono::seconds kReturnLimit{1};
 constexpr std::chrono::microseconds kReturnNap{50};
 
-// For sends and receives in a process set that a rank has left in order.
+// For sends and receives in a process set after a rank has left it without an error.
 constexpr std::string_view kEndedRemedy =
     "\nRemedy: call hvd.barrier() at the end of the script. A rank that ends also ends its process sets on the other "
     "ranks.";
 
-// The process set checks the names of family members: it knows which runs have failed. A send's and a receive's name is only for
-// messages: its rank and tag say which belong together.
+// The process set checks the names of family members: it knows which runs have failed. The name of a send or a receive
+// appears only in messages: rank and tag say which send belongs to which receive.
 bool holds_name(const Request& request) {
   return request.refusal.empty() && request.family.name.empty() && !request.is_transfer();
 }
@@ -42,8 +44,8 @@ bool has_caller(const Operation& operation) { return operation.handle->id() != 0
 
 std::atomic<uint64_t> forks{0};
 
-// How many forks lie between this process and the one that loaded the engine. getpid() would be a system call, several for
-// each operation.
+// The number of forks between the process that loaded the engine and this one. Each operation would need several calls
+// of getpid(), which is a system call.
 uint64_t forks_so_far() {
   static const bool counted = pthread_atfork(nullptr, nullptr, [] { ++forks; }) == 0;
   if (!counted) throw std::bad_alloc();
@@ -105,7 +107,7 @@ void Engine::add_process_set(int id, ProcessSetConfig config, StallInspector::Se
   doorbell->wake_engine();  // a set that lives on several hosts limits its sleep
 }
 
-// The caller holds inbox_mutex_. `what`: would be refused.
+// The caller holds inbox_mutex_. `what`: the refused call, for the message.
 void Engine::check_open(const std::string& what) {
   if (!closed_) return;
   refused_ = true;
@@ -128,7 +130,7 @@ void Engine::remove_process_set(int id) {
       throw std::invalid_argument("process set " + std::to_string(id) + " has operations under way on " +
                                   text_of(config_.rank) + ". Remedy: synchronize them before you remove the set.");
     }
-    uses_.erase(id);  // what another thread submits from now on finds no set
+    uses_.erase(id);  // other threads' submissions to the set fail from now on
   }
   wait_for_gpu(launched(), Clock::now() + kRemovalLimit);
   const SeatHold hold(seat_);
@@ -153,7 +155,7 @@ void Engine::clear_region(size_t region) {
   if (arena_) arena_->clear(region);
 }
 
-// The threads and the memory of the engine stay behind in a fork.
+// A forked process has neither the threads nor the memory of the engine.
 bool Engine::is_left_behind() const { return forks != forks_; }
 
 void Engine::check_process() const {
@@ -189,10 +191,10 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
   {
     std::lock_guard lock(inbox_mutex_);
     check_open(subject_of(request));
-    // What the system may refuse comes first: an operation that is not enqueued has no name and is not counted.
+    // Do first what the system may refuse: an operation that is not enqueued has no name and is not counted.
     if (operation->then) completion_threads_->prepare();
     if (inbox_.size() == inbox_.capacity()) inbox_.reserve(2 * inbox_.size() + 1);
-    // What NCCL has begun goes on also when nobody waits for it.
+    // Work that NCCL has begun goes on even if nobody waits for it.
     if (!request.on_host() && !thread_.joinable()) start_thread();
     Use& use = uses_[operation->process_set];
     if (holds_name(request) && !use.names.insert(request.name).second) {
@@ -200,7 +202,8 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
                         subject_of(request) + " on " + text_of(config_.rank) + ": " + kNameInUse);
     }
     use.under_way += has_caller(*operation);
-    // A caller that is about to wait drives the engine, which takes the time anyway when it takes the operation up.
+    // A caller that is about to wait drives the engine. The engine then reads the time when it takes the operation from
+    // the inbox.
     if (timeline_) operation->trace = {timeline_, waits ? 0 : Timeline::now()};
     operation->handle->process_set = operation->process_set;
     inbox_.push_back(std::move(operation));
@@ -220,7 +223,7 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
 }
 
 void Engine::refuse(Kind kind, const std::string& name, int process_set, const std::string& why, Family family) {
-  // Of a join it is the ranks that are waited for, not an operation of its name. A send or a receive fails on this rank alone.
+  // In a join, ranks wait for ranks, not for an operation of that name. A send or a receive fails on this rank alone.
   if (kind == Kind::join || kind == Kind::send || kind == Kind::receive) return;
   enqueue(refusal_of(kind, name, process_set, why, std::move(family)), false);
 }
@@ -288,7 +291,7 @@ void Engine::record(const std::string& name, bool begins_step) {
   if (timeline_) timeline_->add({name, at, begins_step});
 }
 
-// Operations under way go on holding what they are recorded in.
+// Operations under way keep a share of the timeline that records them.
 std::shared_ptr<Timeline> Engine::take_timeline() {
   std::lock_guard lock(inbox_mutex_);
   records_waits_ = false;
@@ -337,7 +340,7 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
   arena_.reset();  // handles and plans that Python still holds keep the engine, but not the memory
 }
 
-// For stop(), after which no call can raise it.
+// For stop(): no later call can raise this error.
 void Engine::say_what_was_lost() const noexcept {
   if (loss_raised_ || !launched_operations_.any_lost()) return;
   try {
@@ -346,7 +349,7 @@ void Engine::say_what_was_lost() const noexcept {
   }
 }
 
-// A set whose peer is slow must not hold up the farewells of the others, whose peers would take this rank for dead.
+// A set with a slow peer must not delay the farewells of the other sets: their peers would take this rank for dead.
 bool Engine::farewells_sent() {
   bool all = true;
   for (auto& [id, set] : process_sets_) all &= set->advance_farewell();
@@ -364,7 +367,7 @@ void Engine::count(const Operation& operation) noexcept {
     reduced_bytes_ += bytes;
     page_->reduced_bytes.store(reduced_bytes_, std::memory_order_relaxed);
   }
-  if (operation.process_set != 0 || request.is_transfer()) return;  // of which some ranks have more than others
+  if (operation.process_set != 0 || request.is_transfer()) return;  // some ranks have more of these than others
   if (!has_caller(operation)) {
     ++completed_while_joined_;
   } else {
@@ -386,7 +389,7 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
   Error failure = error != nullptr ? described(*operation, *error) : Error{};
   if (error != nullptr && has_caller(*operation)) operation->trace.mark(failure.message);
   {
-    // Before the handle is settled, so that whoever waits for it may use the name again.
+    // Done before the handle is settled, so that whoever waits for the handle may use the name again.
     std::lock_guard lock(inbox_mutex_);
     if (const auto use = uses_.find(operation->process_set); use != uses_.end()) {
       if (holds_name(*operation->request)) use->second.names.erase(operation->request->name);
@@ -394,10 +397,10 @@ void Engine::settle(const std::shared_ptr<Operation>& operation, const Error* er
     }
     try {
       if (error != nullptr && error->kind == ErrorKind::rank_lost) loss_ = error->message;
-      // The caller of a refusal has raised already.
+      // The refused call has raised its error already.
       if (error != nullptr && has_caller(*operation)) failures_.emplace_back(failure, operation->in_program);
       if (failures_.size() > kFailures) failures_.pop_front();
-    } catch (const std::bad_alloc&) {  // then the loss has no text
+    } catch (const std::bad_alloc&) {  // the loss then has no text
     }
   }
   operation->memory.reset();
@@ -417,7 +420,8 @@ Error Engine::described(const Operation& operation, const Error& error) const no
   try {
     const bool waited = error.kind == ErrorKind::rank_lost || error.kind == ErrorKind::stalled;
     const uint64_t step = waited ? steps() : 0;
-    // A rank that has left after as many steps reduced the gradients of this one, and what waits for it comes after them.
+    // If the lost rank left after this number of steps, it has reduced the gradients of this step, and the operations
+    // that wait for it come after them.
     const std::string after = " after " + std::to_string(step) + (step == 1 ? " step" : " steps");
     const std::string in_step = error.message.ends_with(after) ? after : " in step " + std::to_string(step);
     const bool ended = operation.request->is_transfer() && !error.remedy.empty();

@@ -85,7 +85,8 @@ void OperationTable::fail(const std::string& name, const std::string& text, cons
   }
 }
 
-// What this rank has submitted of it, but for one, and what it has yet to submit in the same run.
+// Fails the other operations of the family that this rank has submitted, and those that it submits later in the same
+// run.
 void OperationTable::fail_family(const std::string& family, const std::string& name, const Error& error) {
   refused_runs_.erase(family);
   std::vector<std::string> names;
@@ -102,7 +103,7 @@ void OperationTable::fail_one(const std::string& name, const Error& error) {
   submit_next(name);
 }
 
-// Its names are free at once, also those of what is being executed.
+// Frees the names of the run at once, also the names of executing operations.
 void OperationTable::end_run(const Family& family, const Error& error) {
   if (failure_of(family) != nullptr) return;
   failed_runs_.push_front({family.name, family.run, error});

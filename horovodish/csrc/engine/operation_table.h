@@ -1,13 +1,14 @@
 // The operations of this rank in a process set, from their submission to their end. The one place that knows their names and
 // their families (see Family). Without I/O, clock or thread.
 //
-// A name is in use until its operation ends. Of a family, what the same run submits after a failure fails at once. A refusal
-// takes time to reach the other ranks, so what this rank submits of a later run is held until it has:
+// A name is in use until its operation ends. After a failure in a family, later submissions of the same run fail at
+// once. A refusal takes time to reach the other ranks. Until all of them know it, this rank holds its submissions of
+// later runs:
 //
 //     rank 0 submits tree.a, tree.b of its first run     rank 1 submits tree.a, refuses tree.b
 //     both hear: tree.b has failed, and the family tree  rank 1 has submitted tree.a of its second run meanwhile
 //
-// Had rank 1 stated that tree.a at once, rank 0 could have taken it for a part of its own first run.
+// Without the wait, rank 0 could take rank 1's second tree.a for a part of its own first run.
 #pragma once
 
 #include <cstddef>
@@ -35,11 +36,12 @@ class OperationTable {
   class Owner {
    public:
     virtual ~Owner() = default;
-    // It is to be stated to the other ranks.
+    // The owner must state the operation to the other ranks.
     virtual void state(const Pointer& operation) = 0;
-    // It has ended, with an error or none.
+    // The operation has ended, with an error or none.
     virtual void settle(const Pointer& operation, const Error* error) noexcept = 0;
-    // The table could not take it before: calls submit(). If that throws, the operation must be settled nevertheless.
+    // The table held the operation and can now take it: the owner calls submit(). If that throws, the owner must still
+    // settle it.
     virtual void submit_again(const Pointer& operation) noexcept = 0;
   };
 
@@ -49,32 +51,33 @@ class OperationTable {
 
   void submit(const Pointer& operation);
   static std::logic_error unexpected(const std::string& name);
-  // The end of a join, which every rank has called, rank `last` last.
+  // Ends a join that every rank has called. Rank `last` called it last.
   void end_join(WorldRank last) noexcept;
-  // Decided, with this number: it is executed from now on. Throws unexpected() if this rank has not submitted it.
+  // The operation is decided, with this number, and is executed from now on. Throws unexpected() if this rank has not
+  // submitted it.
   Pointer begin(const std::string& name, uint64_t decision);
-  // The same for the part of a rank that has joined, which nobody has submitted.
+  // The same for a rank that has joined: nobody has submitted its part.
   void begin_for_joined(const Pointer& operation) { executing_.emplace(operation->decision, operation); }
-  // Once one of that name has begun or ended: the next one that was submitted under it.
+  // Call it after an operation of this name has begun or ended. Submits the next operation of the name.
   void submit_next(const std::string& name);
-  // Decided: the operation and all of these families fail.
+  // The operation and all of these families are decided to fail.
   void fail(const std::string& name, const std::string& text, const std::vector<std::string>& families);
-  // It has been executed, or could not be.
+  // The operation has been executed, or could not be.
   void end(const Pointer& operation, const Error* error) noexcept;
 
-  // Why what this run has yet to submit fails; null if it does not.
+  // Why later submissions of this run fail; null if they do not.
   const Error* failure_of(const Family& family) const;
 
-  // Everything that is not decided, or all that is executed, ends with an error. These need no memory.
+  // End all undecided operations, or all executing ones, with an error. They need no memory.
   void abandon_undecided(const Error& error) noexcept;
   void abandon_executing(const Error& error) noexcept;
 
   bool busy() const { return !undecided_.empty() || !waiting_for_family_.empty() || !executing_.empty() || join_; }
   size_t undecided() const { return undecided_.size(); }
-  // The oldest ones first, so many at most.
+  // The oldest undecided operations, at most `most`, the oldest one first.
   std::vector<const Operation*> oldest_undecided(size_t most) const;
   const Request& some_undecided() const { return *undecided_.begin()->second->request; }
-  // By its name, what this rank calls an operation that is not decided, where the other ranks may call it otherwise.
+  // By name: what this rank calls an undecided operation, if the other ranks may call it otherwise.
   std::vector<std::pair<std::string, std::string>> labels() const;
   // By the number of its decision.
   const Executing& executing() const { return executing_; }
@@ -100,16 +103,18 @@ class OperationTable {
   std::unordered_map<std::string, Pointer> undecided_;
   Executing executing_;
   Pointer join_;
-  // Whose name it is. A refusal has none, and neither has what is executed of a run that has failed.
+  // The operation that holds the name. A refusal holds no name, and neither does an executing operation of a failed
+  // run.
   std::unordered_map<std::string, const Operation*> names_in_use_;
-  // By name, what waits for an undecided operation of that name: after a refusal the caller may use the name again before
-  // all ranks know of it, and a rank may refuse a second operation while the first one is under way.
+  // By name: operations that wait for an undecided operation of the name. After a refusal, the caller may use the name
+  // again before all ranks know of the refusal. A rank may also refuse a second operation while the first one is under
+  // way.
   std::unordered_map<std::string, std::deque<Pointer>> queued_by_name_;
   std::deque<FailedRun> failed_runs_;
   std::unordered_map<std::string, int64_t>
-      refused_runs_;  // by family, the run that this rank has refused, until all know it
+      refused_runs_;  // by family: the run that this rank has refused, until all ranks know of it
   std::unordered_map<std::string, std::vector<Pointer>>
-      waiting_for_family_;  // by family, what later runs have submitted since
+      waiting_for_family_;  // by family: submissions of later runs since then
 };
 
 }  // namespace horovodish

@@ -17,26 +17,28 @@ namespace horovodish {
 
 namespace {
 
-// MPI rings no doorbell. While something is under way the engine looks again after a nap of 1 / kNapPart of the time
-// that it has waited, within the two limits: a wait gets longer by that part at most.
+// MPI rings no doorbell. While something is under way, the engine looks again after a nap of 1 / kNapPart of the time
+// that it has waited, within the two limits. So a wait gets longer by at most that part.
 constexpr int kNapPart = 2;
 constexpr std::chrono::microseconds kShortestNap{20}, kLongestNap{1000};
-// MPI may report a peer's death before its last words, or those of the rank that knows why, have arrived.
+// MPI may report a peer's death before the last words of that peer have arrived, or the words of a rank that knows the
+// cause.
 constexpr std::chrono::seconds kNewsTime{3};
-// How long the engine of an idle rank sleeps where peers on other hosts cannot wake it, or where it is between others
-// in the tree, whose news does not wake a rank that has nothing under way.
+// How long the engine of an idle rank sleeps if peers on other hosts cannot wake it. Also for an inner node of the
+// tree: its neighbours' news does not wake a rank that has nothing under way.
 constexpr std::chrono::milliseconds kIdleNap{20};
-// For this long after a note for the owner, a rank that nobody can wake naps for kLongestNap at most. Notes pass through such
-// ranks, and a job that needs them needs them in every step.
+// For this long after a note, a rank that nobody can wake naps for kLongestNap at most. Notes pass through such ranks,
+// and a job that needs notes needs them in every step.
 constexpr std::chrono::seconds kNotesGoOn{60};
-// Between hosts, the news that a rank has left may arrive before what that rank had sent. For so long receives wait for it.
+// Between hosts, the news that a rank has left may overtake data that the rank sent before. Receives wait this long for
+// the data.
 constexpr std::chrono::seconds kArrivalLimit{1};
-// How often the engine looks whether what a plane has launched has failed.
+// How often the engine looks whether a launched operation has failed.
 constexpr std::chrono::milliseconds kWatchNap{100};
-// How long a rank that leaves waits for what it has launched. Peers may need it that have computed for longer.
+// How long a leaving rank waits for its launched operations. Slower peers may still need this rank.
 constexpr std::chrono::seconds kDrainLimit{10};
 
-// What begins the part of a loss's text that is for users' eyes only.
+// Begins the part of a loss's text that only users see.
 constexpr std::string_view kRemedy = "\nRemedy: ";
 
 ErrorKind kind_of(Loss loss) {
@@ -78,8 +80,8 @@ ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, En
                                        engine.launched_operations_, on_end);
 }
 
-// Nothing may leave the driver: an exception would end the process on the engine's thread, and on a caller's it would look like an
-// error of the caller's. Nobody can go on with what a failed step has left half done, so this rank leaves the set.
+// No exception may leave the driver: on the engine's thread it would end the process, and on a caller's thread it would
+// look like an error of the caller. Nobody can continue a step that failed halfway, so this rank leaves the set.
 template <class Step>
 void ProcessSet::guarded(Step step) noexcept {
   try {
@@ -90,7 +92,7 @@ void ProcessSet::guarded(Step step) noexcept {
   leave_if_failed();
 }
 
-// Where there is no memory for the farewell either, the next step tries again.
+// If there is no memory for the farewell either, the next step tries again.
 void ProcessSet::leave_if_failed() noexcept {
   if (!failure_ || said_farewell_) return;
   end_without_lost_ranks(Loss::failed);
@@ -167,7 +169,7 @@ void ProcessSet::submit(const std::shared_ptr<Operation>& operation) noexcept {
     if (!end_) return operations_.submit(operation);
     operation->trace.submitted(operation->request, operation->signature, operation->process_set, operation->in_program,
                                Clock::now());
-    // A run that had failed before the ranks parted names its own cause.
+    // A run that failed before the ranks parted names its own cause.
     const Error* const earlier = operations_.failure_of(operation->request->family);
     settle(operation, earlier != nullptr ? earlier : &end_->error);
   });
@@ -234,12 +236,13 @@ void ProcessSet::apply(const Fail& failed, Clock::time_point) {
 }
 
 void ProcessSet::apply(const Joined& joined, Clock::time_point now) {
-  if (end_) return;  // this rank has given up, which those that decide did not know yet
+  if (end_) return;  // this rank has given up, and the deciding ranks did not know yet
   operations_.join()->trace.decided(now);
   operations_.end_join(joined.last_rank);
 }
 
-// Once this rank has carried out all decisions that it knows, so that the answer does not come from between two of them.
+// Answers only after this rank has carried out all decisions that it knows. An answer between two of them would be
+// wrong.
 void ProcessSet::answer_question(Clock::time_point now) {
   const bool about_gpus = *std::exchange(question_, std::nullopt) == Note::Topic::ask_status_of_gpus;
   const bool waits =
@@ -325,7 +328,7 @@ uint64_t ProcessSet::finished() const {
   return executing.empty() ? negotiation_.decisions_seen() : executing.begin()->first - 1;
 }
 
-// Of several losses all calls name the first.
+// If several ranks are lost, all calls name the first loss.
 void ProcessSet::apply(const Lost& lost, Clock::time_point now) {
   end_without_lost_ranks(lost.loss);
   const size_t end = std::min(lost.text.find(kRemedy), lost.text.size());
@@ -340,7 +343,8 @@ void ProcessSet::apply(const Lost& lost, Clock::time_point now) {
   end_plane();
 }
 
-// Once a rank is lost: what it has done its part in is completed, then the rest ends, and with it the plane.
+// After the loss of a rank: the operations complete in which that rank has done its part. Then the rest ends, and the
+// plane with it.
 void ProcessSet::end_plane() {
   if (!end_ || !plane_ || (!broken_ && finished() < end_->decision)) return;
   const bool waits = !broken_ && plane_->oldest_launched() != nullptr && operations_.executing().empty();
@@ -356,7 +360,7 @@ void ProcessSet::end_plane_because_of(const Error& error) {
   plane_.reset();
 }
 
-// For what this rank knows and its parent may not be able to pass on.
+// For a loss that this rank knows and its parent may not be able to pass on.
 void ProcessSet::fail_everywhere(const Lost& lost) {
   negotiation_.lost(lost);
   negotiation_.parent_lost(lost);

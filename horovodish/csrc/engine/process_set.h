@@ -1,5 +1,5 @@
-// A process set at work: some ranks of the world with a negotiation, a plane and an order of operations of their own.
-// Sets share nothing but memory and the thread that drives them, so that one that waits never holds up another.
+// A process set at work: some ranks of the world, with their own negotiation, plane and order of operations. Sets share
+// only memory and the thread that drives them, so a waiting set never delays another one.
 #pragma once
 
 #include <chrono>
@@ -31,46 +31,49 @@ class ProcessSet final : private OperationTable::Owner {
   // `engine` outlives the set.
   ProcessSet(ProcessSetConfig config, const EngineOptions& options, Engine& engine);
 
-  // An exception in the functions that are noexcept ends this rank's part in the set: what it has under way fails, and the peers
-  // are told why.
+  // An exception in a noexcept function ends this rank's part in the set: its operations under way fail, and the peers
+  // hear the reason.
   void submit(const std::shared_ptr<Operation>& operation) noexcept;
-  // One look at everything that can have moved; true when something has.
+  // Looks once at everything that can have moved. Returns true if anything has.
   bool turn() noexcept;
-  // Whether news of neighbours matters now. One that has made room for what is unsent says so.
+  // Returns whether news of neighbours matters now. A neighbour also sends news when it has made room for unsent
+  // messages.
   bool awaits_news() const { return busy() || neighbours_.has_unsent(); }
   bool busy() const { return operations_.busy() || pairs_.busy(); }
-  // Whether something is under way that moves only while this rank looks.
+  // Returns whether something is under way that moves only while this rank looks.
   bool polls() const { return (busy() && plane_ && plane_->needs_polling()) || (pairs_.busy() && config_.mpi); }
-  // Takes a send or a receive back that has not begun to move; true if it has.
+  // Takes back a send or a receive that has not begun to move. Returns true if it did.
   bool cancel(const Handle& handle) { return pairs_.cancel(handle); }
-  // How long the driver may sleep when nobody rings; nothing means for ever.
+  // How long the driver may sleep if nobody rings; none: for ever.
   std::optional<std::chrono::nanoseconds> nap() const;
 
-  // To the root, which passes it on to all ranks.
+  // Sends a note to the root, which passes it on to all ranks.
   void send_note(const Note& note) noexcept;
 
-  // Ends everything that this rank has under way and says farewell to the peers; advance_farewell() until it is true.
+  // Ends everything that this rank has under way, and says farewell to the peers. Call advance_farewell() until it
+  // returns true.
   void leave(bool failed, const std::string& reason) noexcept;
-  // The same, of a rank that goes on in other sets. Turns send the farewell.
+  // The same for a rank that goes on in other sets. Turns send the farewell.
   void retire(const std::string& reason) noexcept;
   bool advance_farewell() noexcept;
-  // Whether peers on other hosts may still need what MPI has taken from this rank but not sent yet.
+  // Returns whether peers on other hosts may still need data that MPI has taken from this rank but not sent yet.
   bool may_hold_data() const { return config_.mpi && !end_; }
 
   const std::map<WorldRank, Lateness>& lateness() const { return negotiation_.lateness(); }
   std::vector<Residuals::Report> code_reports() const { return plane_ ? plane_->code_reports() : code_reports_; }
-  // What this rank and, at the root, the others wait for: lines of fields for launcher/status/answers.py.
+  // The waits of this rank and, at the root, of the other ranks: lines of fields for launcher/status/answers.py.
   std::string describe_waits(Clock::time_point now) const { return stall_watch_.describe_waits(now); }
-  // What this rank has sent, in all process sets, to each host of this one.
+  // The bytes that this rank has sent, in all process sets, to each host of this set.
   std::string describe_sent() const;
   uint64_t full_requests() const { return negotiation_.full_requests(); }
 
  private:
-  // What can still be carried out, and what becomes of the rest.
+  // Which operations can still be carried out, and the error of the others.
   struct EndOfSet {
     uint64_t decision;
     Error error;
-    // A rank has left in order, which means that it has had its part in what was launched: until when this rank waits for its own.
+    // After a rank has left without an error: that rank has done its part in launched operations, so this rank waits
+    // for its own until then.
     Clock::time_point wait_until = {};
   };
   // When and why the plane has failed.
@@ -85,12 +88,12 @@ class ProcessSet final : private OperationTable::Owner {
   void leave(const Lost& lost, const Error& error);
   bool advance();
 
-  // What the table of operations asks for.
+  // The calls of the operation table.
   void state(const std::shared_ptr<Operation>& operation) override;
   void settle(const std::shared_ptr<Operation>& operation, const Error* error) noexcept override;
   void submit_again(const std::shared_ptr<Operation>& operation) noexcept override { submit(operation); }
 
-  // From the decision to the end.
+  // From the decision on an operation to its end.
   void exchange();
   void apply_decisions();
   void apply(const DecidedCollective& decided, Clock::time_point now);
@@ -104,7 +107,7 @@ class ProcessSet final : private OperationTable::Owner {
   void end(const std::shared_ptr<Operation>& operation, const Error* error);
   uint64_t finished() const;
 
-  // When a rank is lost.
+  // After the loss of a rank.
   void end_plane();
   void end_plane_because_of(const Error& error);
   void fail_everywhere(const Lost& lost);
@@ -115,21 +118,21 @@ class ProcessSet final : private OperationTable::Owner {
   Neighbours neighbours_;
   Negotiation negotiation_;
   const CarriedValues carried_;
-  std::unique_ptr<Plane> plane_;  // null once it has come to its end after a loss
-  std::vector<Residuals::Report> code_reports_;  // what the plane had encoded then
+  std::unique_ptr<Plane> plane_;  // null after the plane has ended because of a loss
+  std::vector<Residuals::Report> code_reports_;  // the plane's reports at that time
 
   Pairs pairs_;
   OperationTable operations_;
   StallWatch stall_watch_;
 
   std::optional<EndOfSet> end_;  // once a rank is lost
-  std::exception_ptr failure_;  // what a step of this set has thrown
+  std::exception_ptr failure_;  // the exception of a step of this set
   bool said_farewell_ = false;
   std::optional<Broken> broken_;
 
   Clock::time_point last_progress_{};
-  std::optional<Note::Topic> question_;  // of the root's, not answered yet
-  std::optional<Clock::time_point> last_note_;  // about launches
+  std::optional<Note::Topic> question_;  // the root's question, not answered yet
+  std::optional<Clock::time_point> last_note_;  // the last note about launches
 };
 
 }  // namespace horovodish

@@ -15,7 +15,8 @@ namespace horovodish {
 
 class Seat {
  public:
-  // Waits until the seat is free or `enough()`; true when the caller now drives. The engine's thread gives way.
+  // Waits until the seat is free or `enough()` is true. Returns true if the caller now drives. The engine's thread
+  // gives way.
   template <class Enough>
   bool take_as_caller(Clock::time_point deadline, Enough enough) {
     std::unique_lock lock(mutex_);
@@ -44,9 +45,10 @@ class Seat {
     }
     changed_.notify_all();
   }
-  // Called after a change that `enough()` of a waiting caller may be about. The caller counts itself and then asks; this thread
-  // makes the change and then looks at the count. The fences between the two steps, as in doorbell.h, make at least
-  // one of the two see the other: without them both may read the old value, and the caller sleeps until its deadline.
+  // Call it after a change that may make `enough()` of a waiting caller true. The caller counts itself and then asks;
+  // this thread makes the change and then looks at the count. The fences between the two steps, as in doorbell.h, make
+  // at least one of the two see the other. Without them both may read the old value, and the caller sleeps until its
+  // deadline.
   void announce_change() {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!callers_waiting()) return;
@@ -63,7 +65,7 @@ class Seat {
   bool taken_ = false;  // guarded by mutex_
 };
 
-// The seat for the length of a scope, taken as a caller.
+// Takes the seat as a caller, for the length of a scope.
 class SeatHold {
  public:
   explicit SeatHold(Seat& seat) : seat_(seat) {

@@ -24,10 +24,10 @@ constexpr const char* kRemedies =
 constexpr const char* kStacksHint =
     "\nWith `horovodish run --stall-check-stacks`, a late rank shows where its script is.";
 
-// Of the operations of a rank that are not decided, `horovodish status` learns so many.
+// How many undecided operations of a rank `horovodish status` shows.
 constexpr size_t kShownWaits = 64;
 
-// What a GPU has been given is worth a word in a rank's status when it has taken this long.
+// A rank's status mentions a GPU operation that has taken this long.
 constexpr std::chrono::seconds kLongOnGpu{1};
 
 constexpr const char* kPairsRemedy =
@@ -35,14 +35,14 @@ constexpr const char* kPairsRemedy =
 
 StallWatch::Inspection stall(std::string text) { return {.lost = Lost{.loss = Loss::stall, .text = std::move(text)}}; }
 
-// Those that the root asks, see StallInspector.
+// The ranks that the root asks, see StallInspector.
 RankSet asked_ranks(const ProcessSetConfig& config, const Neighbours& neighbours) {
   RankSet ranks;
   for (const WorldRank rank : config.ranks) ranks.add(RankSet(rank));
   return neighbours.at_root() ? ranks : RankSet();
 }
 
-// A line of fields with tabs between them. Users choose the names of tensors.
+// A line of fields with tabs between them. Users choose tensor names, so control characters are replaced.
 std::string line_of(std::initializer_list<std::string> fields) {
   std::string line;
   for (std::string field : fields) {
@@ -119,7 +119,7 @@ StallWatch::Inspection StallWatch::inspect() {
 }
 
 StallWatch::Inspection StallWatch::inspect_waiting(Clock::time_point now) {
-  // The root may be idle and asleep, and then does not know that it is waited for.
+  // The root may be asleep without work, and then does not know that a rank waits for it.
   if (!neighbours_.at_root() && waiting() && now - last_news_ > stall_.interval()) neighbours_.nudge_parent();
   return act(stall_.look(now, waiting()), Note::Topic::ask_status, [&] {
     if (neighbours_.at_root()) return stall_.report(now, describe_waiting());
@@ -127,8 +127,8 @@ StallWatch::Inspection StallWatch::inspect_waiting(Clock::time_point now) {
   });
 }
 
-// An operation ends on one rank's GPU and not on another's, such as a broadcast at its root. So every rank looks after its own
-// GPU. The root asks all ranks. Another rank speaks for itself where the root does not ask.
+// An operation may end on one rank's GPU and not on another's, such as a broadcast at its root. So every rank watches
+// its own GPU. The root asks all ranks. Another rank speaks for itself where the root does not ask.
 StallWatch::Inspection StallWatch::inspect_launched(Clock::time_point now) {
   const Plane::Launched* const launched = oldest_launched();
   const auto number = launched != nullptr ? std::optional(launched->number + questions_about_gpus_) : std::nullopt;
@@ -148,7 +148,7 @@ StallWatch::Inspection StallWatch::act(StallInspector::Action action, Note::Topi
   return {.asks = asks};
 }
 
-// Every rank for itself: the other ranks need not know of a send or a receive.
+// Every rank watches its own transfers: the other ranks need not know of a send or a receive.
 StallWatch::Inspection StallWatch::inspect_pairs(Clock::time_point now) {
   const auto inspect = [&](StallInspector::Seconds limit, bool only_new) {
     if (limit.count() <= 0) return std::string();
@@ -160,7 +160,7 @@ StallWatch::Inspection StallWatch::inspect_pairs(Clock::time_point now) {
   return {};
 }
 
-// At the root: ends what nobody can go on with. Where the user wants no check for stalls, that remains a warning.
+// At the root: ends operations that no rank can complete. If the user has turned the stall check off, it only warns.
 StallWatch::Inspection StallWatch::inspect_deadlock(Clock::time_point) {
   if (!negotiation_.anything_pending() || !stall_.all_wait(negotiation_.decisions_seen())) return {};
   if (std::exchange(warned_at_, news_) == news_) return {};
@@ -178,7 +178,7 @@ std::optional<std::chrono::nanoseconds> StallWatch::nap() const {
   return waits ? std::optional(std::chrono::duration_cast<Nanoseconds>(stall_.interval())) : std::nullopt;
 }
 
-// What has waited longest, as a number that stays the same as long as nothing moves.
+// A number for the operation that has waited longest. It stays the same while nothing moves.
 std::optional<uint64_t> StallWatch::waiting() const {
   const bool executes = !operations_.executing().empty();
   if (!neighbours_.at_root()) return operations_.busy() ? std::optional(news_) : std::nullopt;

@@ -1,5 +1,5 @@
-// Looks for ranks of a process set that wait for too long. The root of the negotiation asks all of them and speaks for all; another
-// rank speaks for itself, and only where the root does not answer. stall.h decides when.
+// Looks for ranks of a process set that wait too long. The root of the negotiation asks all ranks and speaks for them.
+// Another rank speaks for itself, and only if the root does not answer. stall.h decides when.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ namespace horovodish {
 
 class StallWatch {
  public:
-  // All of them outlive it. `plane`: null once it has come to its end. `steps`: how many steps this rank has begun.
+  // All arguments outlive this object. `plane`: null after it has ended. `steps`: how many steps this rank has begun.
   StallWatch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
              Neighbours& neighbours, const OperationTable& operations, Pairs& pairs,
              const std::unique_ptr<Plane>& plane, std::function<uint64_t()> steps);
@@ -31,24 +31,24 @@ class StallWatch {
   void submitted(const Operation& operation, Clock::time_point now);
   void decided(Clock::time_point now);
   void moved() { ++news_; }
-  // The root asks what this rank is doing: answers, and shows the Python stacks of a rank that the others wait for.
+  // The root asks what this rank is doing. Answers, and shows the Python stacks if the others wait for this rank.
   // `about_gpus`: an operation on the root's GPU takes long. `waits`: see Note.
   void on_status_question(bool about_gpus, bool waits, Clock::time_point now);
   void on_status(const Note& answer);
 
   struct Inspection {
     bool asks = false;  // this rank has asked the others
-    std::optional<Lost> lost = {};  // why everything that is under way is to be given up
+    std::optional<Lost> lost = {};  // why everything under way must fail
   };
-  // While nothing moves.
+  // Call it while nothing moves.
   Inspection inspect();
   // See ProcessSet.
   std::string describe_waits(Clock::time_point now) const;
-  // After which time to look again; none while nothing waits.
+  // The time until the next inspection; none while nothing waits.
   std::optional<std::chrono::nanoseconds> nap() const;
 
  private:
-  // What a StallInspector wants. `report`: the text, if it wants one.
+  // Does what a StallInspector wants. `report`: gives the text of a report.
   Inspection act(StallInspector::Action action, Note::Topic question, const std::function<std::string()>& report);
   Inspection inspect_waiting(Clock::time_point now);
   Inspection inspect_launched(Clock::time_point now);
@@ -70,15 +70,15 @@ class StallWatch {
   const std::unique_ptr<Plane>& plane_;
   const std::function<uint64_t()> steps_;
   StallInspector stall_;
-  StallInspector launched_stall_;  // the same for what GPUs have been given
+  StallInspector launched_stall_;  // the same for launched operations
   Clock::time_point next_inspection_{};
   uint64_t news_ = 0;  // counts submissions, decisions and movements, and at other ranks the root's questions
-  uint64_t questions_about_gpus_ = 0;  // of the root's, at other ranks
+  uint64_t questions_about_gpus_ = 0;  // the root's questions about GPUs, at other ranks
   Clock::time_point last_news_{};  // the last submission or decision
   Clock::time_point stacks_shown_ =
-      Clock::time_point::max();  // the last_news_ of the idle time for which they were shown
+      Clock::time_point::max();  // the last_news_ at which the stacks were shown
   std::shared_ptr<const Request> last_submitted_;
-  uint64_t warned_at_ = 0;  // the news_ of the deadlock that was a warning
+  uint64_t warned_at_ = 0;  // the news_ at which the last warning of a deadlock came
 };
 
 }  // namespace horovodish

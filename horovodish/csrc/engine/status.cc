@@ -1,4 +1,4 @@
-// What a rank says to `horovodish status`.
+// The answer of a rank to `horovodish status`.
 #include <new>
 
 #include "engine/engine.h"
@@ -7,7 +7,8 @@ namespace horovodish {
 
 namespace {
 
-// How long `horovodish status` waits for the thread that drives. It looks all the time, unless it is stuck in a foreign call.
+// How long `horovodish status` waits for the driving thread. That thread looks all the time, unless it is stuck in a
+// foreign call.
 constexpr std::chrono::milliseconds kStatusLimit{300};
 
 }  // namespace
@@ -23,7 +24,8 @@ void Engine::show_status(std::shared_ptr<std::byte> page, int listener, int stac
       std::make_unique<StatusDoor>(listener, stacks, stack_signal, std::move(hold_python), [this] { return status(); });
 }
 
-// The thread that drives answers between two looks. Where none drives, this one takes the seat. Empty: neither came to it in time.
+// The driving thread answers between two looks. If no thread drives, this one takes the seat. Empty: neither was
+// possible in time.
 std::string Engine::status() {
   std::shared_ptr<Doorbell> doorbell;
   {
@@ -57,7 +59,7 @@ void Engine::write_status() noexcept {
     std::lock_guard lock(status_mutex_);
     for (const auto& [who, line] : described_waits_) text += line + "\n";
     status_ = std::move(text);
-  } catch (const std::bad_alloc&) {  // who asks hears nothing
+  } catch (const std::bad_alloc&) {  // the asker gets no answer
   }
   status_wanted_ = false;
   seat_.announce_change();

@@ -16,7 +16,7 @@ namespace horovodish {
 
 namespace {
 
-// Who asks and then does not read the answer holds up nobody else for longer.
+// An asker that does not read the answer delays the others for at most this long.
 constexpr timeval kPatience{.tv_sec = 1, .tv_usec = 0};
 // A message from the supervisor to the launcher has 64 KiB, and the answer needs room in it.
 constexpr size_t kMostStackBytes = 40'000;
@@ -63,7 +63,7 @@ void StatusDoor::run() {
     }
     try {
       if (is_of_this_user(connection)) answer(connection);
-    } catch (const std::exception&) {  // no memory: who asks sees the end of the connection
+    } catch (const std::exception&) {  // no memory: the asker sees the end of the connection
     }
     close(connection);
   }
@@ -86,8 +86,8 @@ void StatusDoor::answer(int connection) const {
   }
 }
 
-// Only this thread gets the signal. Elsewhere it would interrupt a system call of the script's. The handler reads the stacks of
-// threads that run, and would crash if they changed them meanwhile.
+// Only this thread gets the signal. On another thread it would interrupt a system call of the script. The handler reads
+// the stacks of other threads, and would crash if they ran and changed their stacks meanwhile.
 std::string StatusDoor::python_stacks() const {
   if (ftruncate(stacks_, 0) != 0 || lseek(stacks_, 0, SEEK_SET) != 0) return {};
   if (!hold_python_([this] { pthread_kill(pthread_self(), stack_signal_); })) return {};

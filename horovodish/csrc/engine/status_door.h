@@ -1,5 +1,5 @@
-// Answers `horovodish status`, on a socket of the rank. The thread sleeps until somebody asks. It needs neither Python's lock nor the
-// script's threads.
+// Answers `horovodish status`, on a socket of the rank. The thread sleeps until somebody asks. It needs neither
+// Python's lock nor the script's threads.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,9 @@ using HoldPython = std::function<bool(const std::function<void()>&)>;
 
 class StatusDoor {
  public:
-  // `listener`: a Unix socket that listens, which this closes. `stacks`: a file to which `stack_signal` makes Python write the stacks
-  // of all threads; -1: none. `hold_python`: calls a function while no thread changes its Python stack. `status`: gives the answer.
+  // `listener`: a listening Unix socket, which this closes. `stacks`: the file into which Python writes the stacks of
+  // all threads on `stack_signal`; -1: none. `hold_python`: calls a function while no thread changes its Python stack.
+  // `status`: gives the answer.
   StatusDoor(int listener, int stacks, int stack_signal, HoldPython hold_python, std::function<std::string()> status);
   ~StatusDoor();
   StatusDoor(const StatusDoor&) = delete;

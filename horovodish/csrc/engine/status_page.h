@@ -1,5 +1,5 @@
-// What is known of a rank when its process cannot answer, for example because it is stopped: a page of memory that the rank writes
-// and its supervisor reads.
+// A page of memory that the rank writes and its supervisor reads. It tells about a rank whose process cannot answer,
+// for example because it is stopped.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ namespace horovodish {
 struct StatusPage {
   std::atomic<uint64_t> steps{0}, reduced_bytes{0};
   std::atomic<uint64_t> submitted{0}, ended{0};  // collectives of all process sets
-  std::atomic<int64_t> submitted_at_ns{0};  // the last one, by CLOCK_MONOTONIC
+  std::atomic<int64_t> submitted_at_ns{0};  // when the last one was submitted, by CLOCK_MONOTONIC
   std::array<char, 16> kind{};  // of the last one
   std::array<char, 200> name{};
 

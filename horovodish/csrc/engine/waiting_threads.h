@@ -39,7 +39,8 @@ class WaitingThreads {
     const int thread_ = own_thread();
   };
 
-  // Those that wait in a process set, as gettid() gives them. A thread whose operation has ended goes on as soon as it runs.
+  // The threads that wait in a process set, by gettid(). A thread whose operation has ended continues as soon as it
+  // gets a core.
   std::vector<int> in(int process_set) {
     std::lock_guard lock(mutex_);
     std::vector<int> threads;
