@@ -10,10 +10,10 @@ namespace horovodish {
 
 namespace {
 
-// Not the first one: a script may have variables that it broadcasts after its first step.
+// The second execution, not the first: a script may broadcast variables after its first step.
 constexpr uint64_t kComparedExecution = 2;
 
-// As text, since what users pass may add up to more than a number holds.
+// The sum as text, since the user's numbers may add up to more than 64 bits.
 std::string sum_of(const std::vector<int64_t>& splits) {
   int64_t sum = 0;
   for (const int64_t split : splits) {
@@ -31,7 +31,7 @@ bool divide(int64_t rows, const std::vector<int64_t>& splits, int ranks) {
   return rows == 0;
 }
 
-// What is wrong with a submission on this rank alone; empty when nothing is.
+// Why this rank cannot submit, whatever the other ranks do; empty if it can.
 std::string problem(const Submission& submission, const std::vector<int64_t>& splits, const RankInGroup& place) {
   const Request& request = submission.request;
   const bool has_rows = request.any_rows() || request.kind == Kind::reducescatter;
@@ -60,7 +60,8 @@ std::vector<int64_t> splits_of(const Submission& submission, const RankInGroup& 
 void hand_over(Engine& engine, Submission& submission, const RankInGroup& place, std::shared_ptr<void> memory,
                const Then& then) {
   const std::string& name = submission.request.name;
-  // A graph outlives the sets that it was traced for, and their numbers are used again. Number 0 always stands for all ranks.
+  // A graph outlives the process sets that it was traced for, and set numbers are reused. Number 0 always stands for
+  // all ranks.
   if (submission.process_set != 0 && submission.ranks != place.ranks) {
     throw std::invalid_argument(name + ": the function was traced for a process set of the ranks " + submission.ranks +
                                 ", and that number now stands for " + place.ranks +

@@ -1,4 +1,5 @@
-// How a caller follows one operation. A handle is settled exactly once, by a result or by an error. A device may still lose the result.
+// The handle by which a caller follows one operation. It is settled exactly once, by a result or by an error. A device
+// may still lose the result.
 #pragma once
 
 #include <array>
@@ -22,10 +23,10 @@ enum class ErrorKind {
   stalled,
   engine_stopped,
   forked_process,
-  bad_argument  // of this rank alone
+  bad_argument  // on this rank alone
 };
 
-// In horovodish.errors, but for the last one, which is Python's own.
+// The classes are in horovodish.errors. The last one is Python's own.
 inline constexpr std::array kErrorClasses{"HorovodInternalError", "MismatchError", "DuplicateNameError",
                                           "RankLostError",        "StallError",    "EngineStoppedError",
                                           "ForkedProcessError",   "ValueError"};
@@ -34,7 +35,7 @@ inline const char* class_name(ErrorKind kind) { return kErrorClasses[static_cast
 struct Error {
   ErrorKind kind = ErrorKind::internal;
   std::string message;
-  std::string remedy = {};  // follows the message in what the caller sees; empty for none
+  std::string remedy = {};  // follows the message that the caller sees; empty: none
 };
 // The message when memory runs out. It fits into std::string without an allocation.
 inline constexpr const char* kOutOfMemory = "out of memory";
@@ -42,9 +43,9 @@ inline constexpr const char* kOutOfMemory = "out of memory";
 class Handle {
  public:
   struct Output {  // memory that the engine allocated for a result whose size no rank knew beforehand
-    std::unique_ptr<std::byte[]> data;  // null where it is on a device
+    std::unique_ptr<std::byte[]> data;  // null if the output is on a device
     size_t bytes = 0;
-    std::vector<int64_t> rows;  // that came from every rank
+    std::vector<int64_t> rows;  // the number of rows from each rank
     std::unique_ptr<DeviceMemory> on_device = nullptr;
   };
 
@@ -54,7 +55,7 @@ class Handle {
   bool settled() const { return state_.load(std::memory_order_acquire) != State::pending; }
   // The rest may be read once the handle is settled.
   const Error* error() const { return state_.load(std::memory_order_acquire) == State::failed ? &error_ : nullptr; }
-  // Also of an operation that failed when a GPU was at work on it.
+  // Also set for an operation that failed while a GPU worked on it.
   DeviceEvent* event() const { return event_.get(); }
 
   void complete(std::shared_ptr<DeviceEvent> event = nullptr) {
@@ -66,8 +67,8 @@ class Handle {
     event_ = std::move(event);
     state_.store(State::failed, std::memory_order_release);
   }
-  // What a device was given for the completed operation is about to be aborted. Its event comes all the same, so this must be called
-  // before. Whoever has seen the event come asks for the error then.
+  // The device's work for the completed operation is about to be aborted. The work's event comes all the same, so call
+  // this before the abort. Whoever sees the event then asks for the error.
   void lose(const Error& why) noexcept {
     try {
       error_ = why;
@@ -77,7 +78,7 @@ class Handle {
     state_.store(State::failed, std::memory_order_release);
   }
 
-  int process_set = 0;  // of the operation; known once it is enqueued
+  int process_set = 0;  // the operation's process set; known once it is enqueued
   std::vector<Output> outputs;
   int last_joined = -1;  // of a join: the rank that joined last
   int sender = -1;  // of a receive: the rank that sent

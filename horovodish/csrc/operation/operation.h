@@ -22,12 +22,14 @@
 
 namespace horovodish {
 
-// Counts what this rank encodes of one tensor. Tensors that are encoded together share the bytes and the time by their lengths.
+// Counts what this rank encodes of one tensor. Tensors that are encoded together share bytes and time in proportion to
+// their lengths.
 struct CodeFigures {
   uint64_t steps = 0;
-  double value_bytes = 0, code_bytes = 0;  // what this rank has sent to other hosts, before it was encoded and after
+  double value_bytes = 0, code_bytes = 0;  // sent by this rank to other hosts, before encoding and after
   double encode_seconds = 0, decode_seconds = 0;
-  // Sums of squares in the last step that measured them: of what this rank had, and of what it keeps or leaves out.
+  // Sums of squares in the last step that measured them: of this rank's values, and of the errors that it keeps or
+  // drops.
   double gradient_squares = 0, error_squares = 0;
 
   // Norms cost a pass over the values, so not every step measures them.
@@ -40,11 +42,11 @@ struct CodeFigures {
 struct Buffer {
   const std::byte* source = nullptr;
   std::byte* target = nullptr;
-  // Of an allgather: how many rows this rank contributes. Of an alltoall: how many it sends to every rank.
+  // Of an allgather: how many rows this rank contributes. Of an alltoall: how many rows it sends to each rank.
   std::vector<int64_t> rows = {};
-  // One for each element, of what this rank has encoded of the tensor before; null where none are kept.
+  // An error for each element: what this rank's codes of the tensor have left out so far. Null if no errors are kept.
   std::shared_ptr<float> errors = nullptr;
-  // Whether other ranks of the host may have to encode elements from now on whose errors this rank has.
+  // True if another rank of the host may have to encode elements whose errors this rank has.
   bool errors_move = false;
   std::shared_ptr<CodeFigures> figures = nullptr;  // null where nothing is encoded
 };
@@ -57,28 +59,28 @@ struct Operation {
   std::shared_ptr<const Request> request;
   std::shared_ptr<const std::string> signature;
   std::vector<Buffer> buffers;  // one per member
-  // Owns what the buffers point to. The engine lets go of it before it settles the handle; a plane that needs the memory for longer
-  // keeps a share. Its destructor may run on the engine's thread, so it must not wait.
+  // Owns the memory of the buffers. The engine releases it before it settles the handle. A plane that needs the memory
+  // for longer keeps a share. The destructor may run on the engine's thread, so it must not wait.
   std::shared_ptr<void> memory;
-  Mask absent;  // members that this rank has no value for; once decided, that no rank has a value for
+  Mask absent;  // members that this rank has no value for; once decided: that no rank has a value for
   uint64_t decision = 0;  // known once decided: its number in the order of decisions
-  int contributors = 0;  // known once decided: what an average divides by
+  int contributors = 0;  // known once decided: the divisor of an average
   bool any_joined = false;  // known once decided
-  CodecKind codec = CodecKind::none;  // known once decided: what its values travel in between hosts
+  CodecKind codec = CodecKind::none;  // known once decided: the codec of its values between hosts
   uint64_t code_seed = 0;  // for codecs that draw random numbers
   int root = 0;  // known once decided: index of the root within the process set
   std::shared_ptr<Handle> handle;
-  std::vector<std::shared_ptr<DeviceEvent>> ready;  // when the inputs are there, on streams of the framework
-  std::shared_ptr<DeviceEvent> done;  // of an operation on a device, once launched: when it is complete
-  std::function<void()> inner;  // of an operation that a plane makes of its own: called instead of settling its handle
-  Then then;  // on a thread for that; may be empty
+  std::vector<std::shared_ptr<DeviceEvent>> ready;  // when the inputs are ready, on streams of the framework
+  std::shared_ptr<DeviceEvent> done;  // on a device, once launched: when the operation is complete
+  std::function<void()> inner;  // for an operation that a plane makes itself: called instead of settling its handle
+  Then then;  // called on a completion thread; may be empty
   bool in_program = false;  // a framework's program has submitted it, so the script may go on without its result
-  Clock::time_point since{};  // it was stated to the other ranks
-  std::shared_ptr<Operation> next;  // in the queue of those whose `then` is to be called
+  Clock::time_point since{};  // when it was stated to the other ranks
+  std::shared_ptr<Operation> next;  // in the queue of operations whose `then` is to be called
   Trace trace;
 
-  // A rank that has joined contributes the identity, which must not be scaled. Then every other rank scales its own
-  // contribution when it packs it; otherwise the reduction does it in passing.
+  // A joined rank contributes the identity, which must not be scaled. So if a rank has joined, every other rank scales
+  // its own contribution when it packs it. Otherwise the reduction scales in passing.
   double packing_scale() const { return any_joined ? request->prescale : 1.0; }
   Scaling scaling() const {
     const bool average = request->op == ReduceOp::average;
@@ -86,7 +88,7 @@ struct Operation {
   }
 };
 
-// As it is handed over. `signature`: of the request, where it is known already.
+// Makes the operation that a caller hands over. `signature`: the request's, if it is known already.
 inline std::shared_ptr<Operation> operation_of(std::shared_ptr<const Request> request, std::vector<Buffer> buffers,
                                                int process_set, std::shared_ptr<Handle> handle,
                                                std::shared_ptr<const std::string> signature = nullptr) {
@@ -100,7 +102,7 @@ inline std::shared_ptr<Operation> operation_of(std::shared_ptr<const Request> re
   return operation;
 }
 
-// Adds a tensor to what is to be handed over.
+// Adds a tensor to a request and to its buffers.
 inline void add_member(Request& request, std::vector<Buffer>& buffers, Member member, Buffer buffer) {
   if (request.any_rows()) {
     const int64_t rows = std::exchange(member.shape.at(0), Member::kAnyLength);
@@ -109,7 +111,7 @@ inline void add_member(Request& request, std::vector<Buffer>& buffers, Member me
   request.members.push_back(std::move(member));
   buffers.push_back(std::move(buffer));
 }
-// The elements of `count` that rank `index` of `ranks` gets in an operation by elements.
+// The elements of `count` that rank `index` of `ranks` gets, in an operation whose parts are elements.
 inline Range part_of(const Request& request, size_t count, size_t index, size_t ranks) {
   if (request.ends.empty()) return elements_of(count, index, ranks);
   const auto end = [&](size_t i) { return static_cast<size_t>(request.ends.at(i)); };
@@ -117,7 +119,7 @@ inline Range part_of(const Request& request, size_t count, size_t index, size_t 
   return {begin, end(index) - begin};
 }
 
-// What messages call a tensor to which the caller has given no name of its own.
+// The name in messages of a tensor that the caller has not named.
 inline std::string member_name(const std::string& name, size_t index, size_t members) {
   return members == 1 ? name : name + "[" + std::to_string(index) + "]";
 }

@@ -1,4 +1,4 @@
-// What the engine tells the user when there is no call that could raise it.
+// Warnings to the user, for cases in which no call can raise an error.
 #pragma once
 
 #include <cstdio>

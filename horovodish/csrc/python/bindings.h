@@ -1,4 +1,4 @@
-// Python's door to the engine, in parts: module.cc opens it, and each other file makes a part of the module.
+// The extension module, in parts: module.cc defines it, and each other file adds a part.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -24,7 +24,7 @@ void bind_engine(nanobind::module_& module);
 // Parts of the engine without I/O, for its tests.
 void bind_testing(nanobind::module_& module);
 
-// By rank: how often it was last, and the seconds that it was behind, in total and at most.
+// By rank: how often it was last, and how many seconds it was behind, in total and at most.
 using LatenessTable = std::map<int, std::tuple<uint64_t, double, double>>;
 LatenessTable lateness_table(const std::map<WorldRank, Lateness>& by_rank);
 

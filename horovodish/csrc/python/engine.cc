@@ -47,13 +47,14 @@ std::chrono::nanoseconds nanoseconds(double seconds) {
   return std::chrono::nanoseconds(static_cast<int64_t>(std::min(seconds, 1e6) * 1e9));
 }
 
-// What Python gave as the owner of memory. Only a thread that holds Python's lock can let go of it, and no thread of the engine takes
-// that lock. So whoever is the last to need the memory leaves the owner in a list, and Python lets go of it when it comes by.
+// The owner of memory, from Python. Only a thread that holds Python's lock can release it, and no thread of the engine
+// takes that lock. So the last thread that needs the memory puts the owner in a list, and a later call from Python
+// releases it.
 struct Owner {
   PyObject* object;
   Owner* next;
 };
-// No mutex guards the list: a thread might hold it while another one forks.
+// No mutex guards the list: a thread might hold the mutex while another one forks.
 std::atomic<Owner*> left_owners{nullptr};
 
 std::shared_ptr<Owner> owned(nb::object object) {
@@ -64,7 +65,7 @@ std::shared_ptr<Owner> owned(nb::object object) {
           }};
 }
 
-// Lets go of what is no longer needed. That may run code of the user's, which may submit an operation.
+// Releases the owners in the list. This may run code of the user, which may submit an operation.
 void let_go_of_owners() {
   for (Owner* owner = left_owners.exchange(nullptr, std::memory_order_acquire); owner != nullptr;) {
     const std::unique_ptr<Owner> left(owner);
@@ -73,14 +74,15 @@ void let_go_of_owners() {
   }
 }
 
-// A handle together with its engine, which a wait drives. The engine outlives the handles that Python holds.
+// A handle together with its engine, because a wait drives the engine. The engine outlives the handles that Python
+// holds.
 struct PyHandle {
   std::shared_ptr<Engine> engine;
   std::shared_ptr<const Request> request;
   std::shared_ptr<const std::string> signature;  // of the request
   int process_set;
   std::shared_ptr<Handle> handle;
-  std::optional<uintptr_t> stream;  // on which a device's memory was handed over
+  std::optional<uintptr_t> stream;  // the stream on which a device's memory was handed over
   std::shared_ptr<Owner> memory;  // null after release()
 };
 
@@ -90,7 +92,7 @@ struct PyOutput {
   size_t index;
 };
 
-// Python's lock is given up for a call of the engine.
+// Releases Python's lock during a call of the engine.
 class WithoutGil {
  public:
   explicit WithoutGil(const Engine& engine) : engine_(engine), state_(PyEval_SaveThread()) {}
@@ -107,7 +109,7 @@ class WithoutGil {
   PyThreadState* const state_;
 };
 
-// In slices, between which Python looks at signals.
+// Waits in slices. Python handles signals between two slices.
 void settle_launched(Engine& engine) {
   const uint64_t number = engine.launched();
   if (engine.settle_launched(number, std::chrono::nanoseconds(0))) return;
@@ -168,8 +170,8 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
                    stream, waits, std::move(owner));
 }
 
-// Submits the operation of `self` once more, with other memory and perhaps another name. It has one tensor, in host memory, and the engine
-// does not allocate the result. The caller is about to wait.
+// Submits the operation of `self` once more, with other memory and perhaps another name. The operation has one tensor,
+// in host memory, and the engine does not allocate its result. The caller is about to wait.
 PyHandle again(const PyHandle& self, const std::string& name, uintptr_t source, uintptr_t target, nb::object owner) {
   let_go_of_owners();
   auto request = self.request;
@@ -189,8 +191,8 @@ PyHandle again(const PyHandle& self, const std::string& name, uintptr_t source, 
                    std::nullopt, true, std::move(owner));
 }
 
-// Makes a stream wait for the result. The one on which the memory was handed over waits, too: a framework's allocator may
-// give that memory away in the order of that stream.
+// Makes a stream wait for the result. The stream on which the memory was handed over waits, too: a framework's
+// allocator may reuse the memory in the order of that stream.
 void order_after(const PyHandle& self, uintptr_t stream) {
   DeviceEvent* const event = self.handle->event();
   if (event == nullptr) return;
@@ -223,7 +225,8 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
                     stack_signal,
                     horovods_gradients,
                     averages_over_size};
-  // Its threads and its shared memory are not in a forked child, where it is left to the process's end.
+  // A forked child has neither the engine's threads nor its shared memory, so there the engine stays until the process
+  // ends.
   const std::shared_ptr<Engine> engine(new Engine(std::move(config)), [process = getpid()](Engine* engine) {
     if (getpid() == process) delete engine;
   });
@@ -231,18 +234,19 @@ std::shared_ptr<Engine> make_engine(int rank, int size, size_t local_rank, size_
   return engine;
 }
 
-// How long to wait for Python's lock before a look at the stacks. A thread that runs Python code gives it up within milliseconds.
+// How long to wait for Python's lock before a look at the stacks. A thread that runs Python code releases the lock
+// within milliseconds.
 constexpr std::chrono::milliseconds kLockLimit{400};
 
-// Calls `look` while another thread holds Python's lock, so that no thread runs Python code meanwhile. Returns false if the lock did not
-// come in time: native code keeps it, or the machine is too busy.
+// Calls `look` while another thread holds Python's lock, so that no thread runs Python code meanwhile. Returns false if
+// the lock did not come in time: native code holds it, or the machine is too busy.
 bool hold_python(const std::function<void()>& look) {
   struct Hold {
     std::mutex mutex;
     std::condition_variable changed;
     bool is_held = false, is_over = false;
   };
-  static std::atomic<bool> is_waiting{false};  // a thread for the lock, perhaps for ever
+  static std::atomic<bool> is_waiting{false};  // a thread waits for the lock, perhaps for ever
   if (is_waiting.exchange(true)) return false;
   const auto hold = std::make_shared<Hold>();
   std::thread([hold] {
@@ -276,7 +280,7 @@ void show_status(Engine& engine, int page, int listener, int stacks, int stack_s
   engine.show_status(map_memory(page, sizeof(StatusPage)), listener, stacks, stack_signal, hold_python);
 }
 
-// `about`: a JSON object with which a file of records begins; empty for a trace.
+// `about`: the JSON object at the beginning of a file of records; empty for a trace.
 void start_timeline(Engine& engine, int descriptor, const std::string& name, const std::string& about, int64_t origin,
                     bool mark_cycles) {
   std::unique_ptr<Recording> recording;
@@ -360,7 +364,8 @@ void bind_handle(nb::module_& module) {
       .def("error", [](const PyHandle& self) { return error_tuple(self.handle->error()); })
       .def("release",
            [](PyHandle& self) {
-             // What a GPU has not done yet is behind the caller's streams, in whose order a framework gives memory away.
+             // The caller's streams wait for the GPU's unfinished work, and a framework reuses memory in the order of
+             // these streams.
              if (self.memory && self.handle->error() == nullptr) Py_CLEAR(self.memory->object);
              self.memory.reset();
              let_go_of_owners();
@@ -389,7 +394,8 @@ void bind_handle(nb::module_& module) {
       });
 }
 
-// Keeps Python's lock. A thread that finds the engine stopped because the process ends waits for the end without it.
+// Keeps Python's lock. If the engine has stopped because the process ends, the thread waits for the end without the
+// lock.
 template <bool absent>
 void submit_member(BucketPlan& plan, size_t index, uintptr_t source, uintptr_t target, uintptr_t stream) {
   try {

@@ -30,7 +30,7 @@ nb::dict numbered(const Names& names) {
   return result;
 }
 
-// Where the memory of a contiguous array begins. NumPy's own attributes for that take four times as long.
+// The address of a contiguous array's memory. NumPy's own attributes take four times as long.
 uintptr_t address_of(const nb::object& array) {
   Py_buffer view;
   if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
@@ -51,7 +51,7 @@ void compare_by(const nb::object& function) {
     try {
       called(described, addresses, number);
     } catch (nb::python_error& error) {
-      // The program goes on. Ctrl-C is not lost: it comes as soon as the thread is back in Python.
+      // The program goes on. Ctrl-C is not lost: Python raises it as soon as the thread is back in Python.
       if (error.matches(PyExc_KeyboardInterrupt)) {
         PyErr_SetInterrupt();
       } else {
@@ -120,7 +120,7 @@ NB_MODULE(_native, module) {
     }
   });
 
-  // As JAX registers them.
+  // In the form in which JAX registers them.
   module.def(
       "xla_handlers",
       [](const std::string& platform) {

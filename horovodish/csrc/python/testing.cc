@@ -27,7 +27,7 @@ namespace nb = nanobind;
 
 namespace horovodish {
 
-// Takes turns with engines that have no thread, and has them die without a word as a killed process does.
+// Lets engines without a thread take turns, and lets them die without a word, as a killed process does.
 class EngineByTurns {
  public:
   static bool turn(Engine& engine) {
@@ -53,7 +53,7 @@ class EngineByTurns {
 
 namespace {
 
-// Stands still but for a microsecond at each look, so that a loop with a limit ends.
+// A clock that moves by a microsecond at each look, so that a loop with a limit ends.
 struct ClockOfTests {
   static Clock::time_point now() { return Clock::time_point(++micros); }
   static void sleep(std::chrono::nanoseconds time) { micros += std::chrono::ceil<std::chrono::microseconds>(time); }
@@ -61,7 +61,7 @@ struct ClockOfTests {
   static constexpr Clock::Source source{now, sleep};
 };
 
-// The clock of the tests shows so many seconds from now on; none: the engine asks the machine's clock again.
+// Sets the tests' clock to this many seconds; none: the engine uses the machine's clock again.
 void set_clock(std::optional<double> seconds) {
   ClockOfTests::micros = std::chrono::microseconds(static_cast<int64_t>(seconds.value_or(0) * 1e6));
   Clock::replace(seconds ? &ClockOfTests::source : nullptr);
@@ -69,7 +69,7 @@ void set_clock(std::optional<double> seconds) {
 
 nb::bytes as_bytes(const std::string& message) { return nb::bytes(message.data(), message.size()); }
 
-// All have a type, a name, a text and the part of joined ranks; the rest depends on the type.
+// Every decision has a type, a name, a text and the part of joined ranks. Other fields depend on the type.
 nb::dict as_dict(const Decision& decision) {
   static constexpr const char* kTypes[] = {"execute", "fail", "join_done", "lost", "note"};
   nb::dict entry;
@@ -104,7 +104,7 @@ nb::dict as_dict(const Decision& decision) {
   return entry;
 }
 
-// The negotiation without the engine, for tests that play the network themselves.
+// The negotiation without the engine, for tests that play the part of the network.
 void bind_negotiation(nb::module_& module) {
   nb::class_<Negotiation>(module, "Negotiation")
       .def(nb::new_([](bool root, const std::vector<std::vector<int>>& participants, size_t cache_capacity) {
@@ -172,7 +172,7 @@ void bind_negotiation(nb::module_& module) {
       .def("full_requests", &Negotiation::full_requests);
 }
 
-// An operation table without a process set: keeps what it asks its owner for.
+// An operation table without a process set. It records the calls to its owner.
 class TableAlone final : private OperationTable::Owner {
  public:
   void submit(const std::string& name, const std::string& family, int64_t run, const std::string& refusal) {
@@ -197,7 +197,7 @@ class TableAlone final : private OperationTable::Owner {
     table_.abandon_executing(error);
   }
   bool busy() const { return table_.busy(); }
-  // What has happened since the last call: the name of what was stated, or how the submission with this number ended.
+  // The news since the last call: the name of a stated operation, or how the submission with this number ended.
   nb::list take_news() { return std::exchange(news_, nb::list()); }
 
  private:
@@ -247,8 +247,8 @@ void bind_timeline(nb::module_& module) {
       .def(
           "push", [](Ring& self, int value) { return self.push(std::move(value)); }, nb::arg("value"))
       .def("take", &Ring::take);
-  // Records: what happened (a value of TimelineRecord::What), on which track, from when to when, and the name of what is
-  // described before.
+  // Records: what happened (a value of TimelineRecord::What), on which track, from when to when, and a name if the
+  // track is described before the record.
   using Records = std::vector<std::tuple<int, uint32_t, int64_t, int64_t, std::string>>;
   module.def(
       "write_timeline",
@@ -304,7 +304,7 @@ void bind_schedules(nb::module_& module) {
   module.def("pair_allreduce", [as_dict](int rank, size_t count, size_t segment) {
     return as_dict(pair_allreduce(rank, count, segment));
   });
-  // In which each rank sends its own block to all, within one buffer of everybody's blocks.
+  // Each rank sends its own block to all, within one buffer of all ranks' blocks.
   module.def("direct_allgather", [as_dict](int rank, int ranks, const std::vector<size_t>& begins, size_t segment) {
     const auto blocks = blocks_between(begins);
     const std::vector<Range> sent(blocks.size(), blocks.at(static_cast<size_t>(rank)));
@@ -322,7 +322,8 @@ void bind_schedules(nb::module_& module) {
   });
 }
 
-// The reduction of values with no more instructions than `level`, which are numbered from 0. Null where the processor lacks them.
+// Reduces values with the instructions of `level` at most; levels are numbered from 0. Null if the processor lacks
+// them.
 std::optional<nb::bytes> reduce_with(int level, int dtype, int op, const std::vector<nb::bytes>& values,
                                      double prescale, double postscale, int divisor) {
   const auto wanted = static_cast<Instructions>(level);
@@ -341,7 +342,8 @@ std::optional<nb::bytes> reduce_with(int level, int dtype, int op, const std::ve
   return as_bytes(target);
 }
 
-// `target` after the bytes of `source` from its byte `from` on were copied to its byte `to`. Null as in reduce_with().
+// Copies the bytes of `source` from byte `from` on to byte `to` of `target`, and returns `target`. Null as in
+// reduce_with().
 std::optional<nb::bytes> copy_with(int level, const nb::bytes& source, size_t from, const nb::bytes& target,
                                    size_t to) {
   limit_instructions(static_cast<Instructions>(level));

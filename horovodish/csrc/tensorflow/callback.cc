@@ -10,7 +10,7 @@ namespace horovodish::tensorflow {
 
 namespace {
 
-// Which loaded object has code at an address; 0: none.
+// The loaded object that has code at an address; 0: none.
 uintptr_t object_with_code_at(uintptr_t address) {
   struct Search {
     uintptr_t address;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kGivenUp = "given up, because of an operation of the same step: ";
 
-// An operation under way. TensorFlow waits for its callback, the engine uses its memory.
+// An operation under way. TensorFlow waits for its callback, and the engine uses its memory.
 struct Execution {
   Execution(const Submission& call, TF_OpKernelContext* its_context, Status& status)
       : context(its_context), step(TF_StepId(its_context)), work(call, its_context, Work::Results::outputs, status) {}
@@ -34,16 +34,17 @@ struct Execution {
   Callback done;
 };
 
-// For the others of its step. They have the same code: a session of TensorFlow's that recovers from some codes, such as
-// TF_ABORTED, would begin anew on this rank alone.
+// The error of the step's other operations. It has the code of the first error: a TensorFlow session recovers from some
+// codes, such as TF_ABORTED, and would begin anew on this rank alone.
 Status for_others(const Error& error) { return {code_of(error.kind), (kGivenUp + message_of(error)).c_str()}; }
 
-// The operations under way of each step, which is one call of a function. When one of them fails, TensorFlow starts no
-// more operations of the step but waits for those that it has started. On another rank these may be others, so some would
-// wait for ever. They fail with the first; what the engine still does with their memory does not matter any more.
+// The operations under way of each step; a step is one call of a function. When one operation fails, TensorFlow starts
+// no more operations of the step, but waits for those that it has started. Another rank may have started others, so
+// some would wait for ever. They all fail with the first one. The engine may still use their memory, but nobody reads
+// it any more.
 class Steps {
  public:
-  // Why its step has failed while it was started; nothing where it goes on.
+  // Returns the error of the step if it failed while `execution` was started; none if the step goes on.
   std::optional<Error> add(const std::shared_ptr<Execution>& execution) {
     std::lock_guard lock(mutex_);
     const auto failed =
@@ -53,7 +54,7 @@ class Steps {
     return std::nullopt;
   }
 
-  // False: it has failed with another one.
+  // Returns false if it has failed with another operation.
   bool remove(const std::shared_ptr<Execution>& execution) {
     std::lock_guard lock(mutex_);
     const auto found = by_step_.find(execution->step);
@@ -62,7 +63,7 @@ class Steps {
     return true;
   }
 
-  // The others of its step.
+  // The other operations of its step.
   std::unordered_set<std::shared_ptr<Execution>> fail(int64_t step, const Error& reason) {
     std::lock_guard lock(mutex_);
     failed_.emplace_back(step, reason);
@@ -76,7 +77,7 @@ class Steps {
 
   std::mutex mutex_;
   std::unordered_map<int64_t, std::unordered_set<std::shared_ptr<Execution>>> by_step_;  // guarded by mutex_
-  std::deque<std::pair<int64_t, Error>> failed_;  // the last steps that have; guarded by mutex_
+  std::deque<std::pair<int64_t, Error>> failed_;  // the last failed steps; guarded by mutex_
 };
 
 Steps& steps() {
@@ -108,7 +109,7 @@ void fail(TF_OpKernelContext* context, TF_Code code, const std::string& message)
 }
 
 void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback) {
-  // Python asks beforehand, but not for graphs that sessions run: see library.py.
+  // Python asks this beforehand, but not for graphs that sessions run: see library.py.
   static const bool keepable = looks_like_ours(callback);
   if (!keepable) {
     fail(context, TF_FAILED_PRECONDITION,

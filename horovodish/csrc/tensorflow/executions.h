@@ -1,6 +1,6 @@
-// How collectives run within TensorFlow: as asynchronous kernels, or, where a kernel's callback cannot be kept, in three
-// parts: one that submits and gives a ticket, one that looks whether the ticket's work is done, and one that takes the
-// results. None of them waits for another rank for longer than a moment.
+// How collectives run within TensorFlow: as asynchronous kernels, or, if a kernel's callback cannot be kept, in three
+// parts. One part submits and gives a ticket, one looks whether the ticket's work is done, and one takes the results.
+// No part waits for another rank for longer than a moment.
 #pragma once
 
 #include "tensorflow/work.h"

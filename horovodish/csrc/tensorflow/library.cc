@@ -31,7 +31,8 @@ void define(const std::string& name, const std::vector<const char*>& inputs, con
   for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(builder, input);
   for (const char* output : outputs) TF_OpDefinitionBuilderAddOutput(builder, output);
   for (const char* attribute : attributes) TF_OpDefinitionBuilderAddAttr(builder, attribute);
-  // Other ranks wait for it: it must not be dropped, merged with another one or computed beforehand.
+  // Other ranks wait for the operation, so TensorFlow must not drop it, merge it with another one or compute it
+  // beforehand.
   TF_OpDefinitionBuilderSetIsStateful(builder, true);
   TF_OpDefinitionBuilderSetShapeInferenceFunction(builder, infer);
   Status status;
@@ -105,7 +106,7 @@ void define_collective(const std::string& name, std::vector<const char*> inputs,
 
 // -- kernels of the other operations
 
-// Says whether callbacks can be kept.
+// Tells whether callbacks can be kept.
 void probe(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback) {
   Status status;
   const TensorPtr answer(TF_AllocateOutput(context, 0, TF_BOOL, nullptr, 0, sizeof(bool), status.get()));
@@ -154,8 +155,8 @@ void three_scalars(TF_ShapeInferenceContext* context, TF_Status* status) {
   TF_DeleteShapeHandle(shape);
 }
 
-// Gives memory like that of the tensors, into which Python has the engine write their reduction; and the addresses of the
-// tensors and, after all of these, of their results.
+// Allocates memory like the tensors' memory, into which the engine writes their reduction. Also gives the addresses of
+// the tensors and, after all of these, of their results.
 void make_room(void*, TF_OpKernelContext* context) {
   const auto tensors = static_cast<size_t>(TF_NumInputs(context)) - 1;
   std::vector<uintptr_t> addresses(2 * tensors);

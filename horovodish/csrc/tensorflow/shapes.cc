@@ -18,14 +18,14 @@ Shape input_shape(TF_ShapeInferenceContext* context, int index, TF_Status* statu
   return shape;
 }
 
-// A vector of unknown length: a shape of which nothing is known, made to have one dimension.
+// A vector of unknown length: a wholly unknown shape, restricted to one dimension.
 Shape any_vector(TF_ShapeInferenceContext* context, TF_Status* status) {
   Shape unknown = unset(), vector = unset();
   TF_ShapeInferenceContextWithRank(context, unknown.get(), 1, vector.get(), status);
   return vector;
 }
 
-// `shape` with any number of rows; nothing is known where its rank is not.
+// `shape` with any number of rows; unknown if its rank is unknown.
 Shape any_rows_of(TF_ShapeInferenceContext* context, TF_ShapeHandle* shape, TF_Status* status) {
   Shape checked = unset(), row = unset(), result = unset();
   TF_ShapeInferenceContextWithRankAtLeast(context, shape, 1, checked.get(), status);

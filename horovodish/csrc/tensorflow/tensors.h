@@ -1,4 +1,4 @@
-// Owners of what TensorFlow hands out.
+// Owners of TensorFlow's objects.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace horovodish::tensorflow {
 
-// For a unique_ptr, which gives back by `release` what TensorFlow has handed out.
+// For a unique_ptr that returns an object to TensorFlow by `release`.
 template <auto release>
 struct GiveBack {
   void operator()(auto* owned) const { release(owned); }
@@ -41,7 +41,7 @@ inline std::vector<int64_t> dims_of(const TF_Tensor* tensor) {
   return dims;
 }
 
-// Of the types that the definitions of the operations admit.
+// Of the types that the definitions of the operations accept.
 inline DType dtype_of(TF_DataType type) {
   constexpr std::array<TF_DataType, kDTypeNames.size()> kDTypes{  // in the order of DType
                                                                 TF_BOOL,   TF_UINT8,  TF_INT8,     TF_INT16, TF_INT32,

@@ -12,7 +12,7 @@ namespace horovodish::tensorflow {
 
 namespace {
 
-// How long a look keeps a thread of TensorFlow's, which other operations may need.
+// How long a look occupies a thread of TensorFlow, which other operations may need.
 constexpr std::chrono::milliseconds kLook{1};
 
 struct Ticket {

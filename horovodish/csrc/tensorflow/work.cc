@@ -35,7 +35,7 @@ TF_Code code_of(ErrorKind kind) {
     case ErrorKind::engine_stopped:
       return TF_CANCELLED;
     case ErrorKind::internal:
-    case ErrorKind::rank_lost:  // not unavailable, which TensorFlow keeps for its own network and replaces
+    case ErrorKind::rank_lost:  // not unavailable: TensorFlow keeps that for its own network, and replaces it
       return TF_INTERNAL;
     case ErrorKind::duplicate_name:
     case ErrorKind::forked_process:
@@ -78,7 +78,7 @@ void Work::read_name(TF_OpKernelContext* context, std::vector<std::string>& name
   std::getline(fields, request.family.name, '\t');
   std::getline(fields, submission_.compared, '\t');
   for (std::string field; std::getline(fields, field, '\t');) names.push_back(std::move(field));
-  if (kind_ == Kind::join) request.family = {};  // it is about ranks, not about an operation of its name
+  if (kind_ == Kind::join) request.family = {};  // the join is about ranks, not about an operation of its name
   if (!request.family.name.empty()) request.family.run = TF_StepId(context);
 }
 
@@ -104,7 +104,7 @@ Work::Tensors Work::read_tensors(TF_OpKernelContext* context, int index, Status&
     TF_AllocatorAttributes on_host{sizeof(TF_AllocatorAttributes), 1};
     tensors.target.reset(TF_AllocateTemp(context, type, dims.data(), rank, &on_host, status.get()));
   } else {
-    // An input can be taken over while nobody else refers to it, this function included.
+    // An output can take over an input's memory if nobody else refers to it, this function included.
     tensors.source.reset();
     const int candidate = index + 1;
     const int candidates = kind_ == Kind::reducescatter ? 0 : 1;

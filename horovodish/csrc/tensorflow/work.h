@@ -14,23 +14,23 @@ namespace horovodish::tensorflow {
 void connect(const EngineInterface* interface);
 const EngineInterface& engine();
 
-// Where a tensor is. It is never null, also of a tensor without elements: null would stand for a rank that has joined.
+// The address of a tensor. It is never null, even without elements: null would stand for a joined rank.
 std::byte* memory_of(const TensorPtr& tensor);
 
-// The code of TensorFlow's that comes nearest to an error of ours, whose class begins the message.
+// The TensorFlow code nearest to an error of ours. The message begins with the error's class.
 TF_Code code_of(ErrorKind kind);
 std::string message_of(const Error& error);
 
 class Work {
  public:
-  // Where results lie whose size is known: they become outputs of the operation that is running, taking an input's memory
-  // if nobody else needs that, or wait for the operation that will take them.
+  // The place of results of known size. `outputs`: outputs of the running operation, which take an input's memory if
+  // nobody else needs it. `held`: they wait for the operation that takes them.
   enum class Results { outputs, held };
 
-  // Reads the inputs of the operation that is running. `call`: what all its executions have in common.
+  // Reads the inputs of the running operation. `call`: the part that all its executions share.
   Work(const Submission& call, TF_OpKernelContext* context, Results results, Status& status);
 
-  // Once. `owner` owns this work.
+  // Call it once. `owner` owns this work.
   void submit(std::shared_ptr<void> owner, Then then) {
     engine().submit(std::move(submission_), std::move(owner), std::move(then));
   }
@@ -40,7 +40,7 @@ class Work {
 
  private:
   struct Tensors {
-    TensorPtr source;  // null where `target` has taken its memory
+    TensorPtr source;  // null if `target` has taken its memory
     TensorPtr target;
   };
 
