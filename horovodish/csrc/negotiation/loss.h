@@ -1,4 +1,4 @@
-// How ranks are lost to each other.
+// The ways in which a rank is lost to others.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 namespace horovodish {
 
 enum class Loss : uint64_t {
-  left,     // a rank has left in order
+  left,     // a rank has left without an error
   failed,   // a rank has died, or leaves because of an error: it does not finalize MPI
-  stall,    // nobody has gone, but some have waited for too long
+  stall,    // no rank has gone, but some have waited for too long
   retired,  // a rank has ended its part in this process set, and goes on in others
 };
 template <>
@@ -20,7 +20,7 @@ inline constexpr uint64_t kEnumerators<Loss> = 4;
 
 struct Lost {
   Loss loss = Loss::left;
-  // Decisions up to this number, counted from 1, can still be carried out: the rank has done its part in them.
+  // Decisions up to this number, counted from 1, can still be carried out: the lost rank has done its part in them.
   uint64_t finished = 0;
   std::string text = {};
 

@@ -1,4 +1,4 @@
-// Which members of a bucket: one bit for each. The empty mask stands for all zeros.
+// A set of members of a bucket: one bit for each. The empty mask stands for all zeros.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ inline bool mask_bit(const Mask& mask, size_t bit) {
   return bit / 8 < mask.size() && ((mask[bit / 8] >> (bit % 8)) & 1) != 0;
 }
 
-// A bit that one of them has no room for is zero.
+// A bit that one of the masks has no room for is zero.
 inline Mask intersection(const Mask& a, const Mask& b) {
   if (a.empty() || b.empty()) return {};
   Mask both = a.substr(0, b.size());

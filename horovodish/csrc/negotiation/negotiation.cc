@@ -13,7 +13,7 @@ namespace horovodish {
 namespace {
 
 constexpr size_t kShownTensors = 5;  // in a message about tensors that wait
-// Statements less than this apart count as made at one time, so that they need not say it each.
+// Statements made within this time of each other count as simultaneous, so they share one Span.
 constexpr double kMomentSeconds = 1e-4;
 
 std::vector<std::string> families_of(const Request& request) {
@@ -34,7 +34,7 @@ void Lateness::add(double seconds) {
   longest_seconds = std::max(longest_seconds, seconds);
 }
 
-// What a child says of its subtree counts for its participant; what it passes on of single ranks is for the root.
+// A child's statements about its subtree count for its participant. Its messages about single ranks are for the root.
 class Negotiation::Child {
  public:
   Child(Negotiation& node, size_t participant) : node_(node), participant_(participant) {}
@@ -95,7 +95,7 @@ std::string Negotiation::take_for_parent() {
 
 void Negotiation::submit(std::string_view name, std::string_view signature, const Mask& absent, std::string values) {
   if (participants_.joined & bit_of(0)) {
-    // The other ranks go on without this one: they count it as joined, whatever it states now.
+    // The other ranks go on without this rank: they count it as joined, whatever it states now.
     if (!lost_ && !is_stale(0, name, signature)) {
       after_join_.push_back({std::string(name), std::string(signature), absent});
     }
@@ -217,7 +217,7 @@ void Negotiation::pass_up(const Record& record) {
 }
 
 void Negotiation::finish_complete() {
-  // One that fails may end others, or leave them without some of their ranks.
+  // A tensor that fails may end other tensors, or leave them without some of their ranks.
   for (const std::string& name : tensors_.pending()) {
     Tensor* const tensor = tensors_.find(name);
     if (tensor != nullptr && tensor->pending.any() && tensor->pending.complete(participants_)) finish(*tensor);
@@ -231,7 +231,7 @@ void Negotiation::finish_joined() {
   up_.add(Joined{last_joined_});
 }
 
-// The root: every rank has submitted it or has joined.
+// At the root: every rank has submitted the tensor or has joined.
 void Negotiation::decide(const Tensor& tensor, Statement statement) {
   const CachedRequest* request = tensor.pending.by_one_id();
   Signatures signatures;
@@ -254,7 +254,7 @@ void Negotiation::decide(const Tensor& tensor, Statement statement) {
   apply(ExecuteNew{id, std::string(tensor.name), signature, joined, std::move(statement.absent)});
 }
 
-// The root.
+// At the root.
 bool Negotiation::fails_because_of_joined(std::string_view name, std::string_view signature, const RankSet& joined) {
   if (joined.empty()) return false;
   const Request request = Request::decode(signature);
@@ -284,7 +284,8 @@ void Negotiation::apply(const ExecuteNew& decided) {
   Tensor* const tensor = tensors_.find(decided.name);
   const bool submitted = tensor != nullptr && tensor->pending.stated_here();
   if (decided.id != kNotCached) tensors_.insert(decided.id, decided.name, decided.signature);
-  if (tensor != nullptr) tensors_.close(*tensor);  // after that, so that what is cached keeps its place in memory
+  // Closed after the insertion, so that the tensor keeps its place in memory.
+  if (tensor != nullptr) tensors_.close(*tensor);
   execute(decided.name, decided.signature, submitted, decided.joined, decided.absent, {});
 }
 
@@ -315,7 +316,7 @@ void Negotiation::apply(const Fail& decided) {
   std::erase_if(after_join_, [&](const HeldBack& its) { return decided.ends(its.name, its.signature); });
   decisions_.emplace_back(decided);
   ++decisions_seen_;
-  // Where ranks of a family are taken out, those that are left may be complete: the others have joined.
+  // The statements that are left may be complete: the other ranks have joined.
   if (!joined_sent_) finish_complete();
 }
 

@@ -1,6 +1,6 @@
-// Who is ready for what: the state machine by which the ranks of a process set agree on the next collective.
+// The negotiation: the state machine by which the ranks of a process set agree on the next collective.
 //
-// Without I/O, clock or thread: statements and messages go in, messages and decisions come out.
+// It has no I/O, clock or thread: statements and messages go in, messages and decisions come out.
 //
 // The ranks form a tree. A node is one rank, and its participants are itself and the subtrees of its children. A rank
 // states about a tensor (or a bucket, which is negotiated as a unit) that it is
@@ -12,8 +12,9 @@
 // the tree carries one small record per bucket and step. The root decides, and its decisions travel down in one order
 // that is the same on every rank.
 //
-// Where the ranks disagree about one operation of a family, whatever is undecided of it fails with that decision, at every
-// node. A statement that was made before its rank had heard of this is stale: a node drops it, see unacknowledged.h.
+// If the ranks disagree about one operation of a family, every undecided operation of the family fails with that
+// decision, at every node. A statement that a rank made before it heard of this is stale: a node drops it, see
+// unacknowledged.h.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@
 
 namespace horovodish {
 
-// What a rank made the others wait: the collectives that it was the last to submit, and how far behind the first.
+// How much a rank made the others wait: how many collectives it submitted last, and how far behind the first rank.
 struct Lateness {
   uint64_t times_last = 0;
   double total_seconds = 0, longest_seconds = 0;
@@ -45,8 +46,8 @@ struct Lateness {
 // A collective that all ranks execute.
 struct DecidedCollective {
   std::string name;
-  std::string signature;  // empty where this rank has submitted the tensor; otherwise it has joined
-  int joined_ranks = 0;  // they do not contribute
+  std::string signature;  // empty if this rank has submitted the tensor; otherwise it has joined
+  int joined_ranks = 0;  // these ranks do not contribute
   Mask absent;  // members that no rank has a value for
   std::string values;  // see Statement
   uint64_t number = 0;  // its place in the order of decisions
@@ -54,8 +55,8 @@ struct DecidedCollective {
   bool submitted() const { return signature.empty(); }
 };
 
-// What a rank carries out, in an order that is the same on every rank. After a Lost nothing is decided any more. Only a Note to
-// the root has its place by chance.
+// A decision that a rank carries out, in an order that is the same on every rank. Nothing is decided after a Lost. Only
+// a Note to the root may be at a different place on each rank.
 using Decision = std::variant<DecidedCollective, Fail, Joined, Lost, Note>;
 
 class Negotiation {
@@ -63,22 +64,22 @@ class Negotiation {
   // `root`: this node has no parent. `participants[0]` is this rank, the others are the subtrees of its children.
   Negotiation(bool root, std::vector<RankSet> participants, size_t cache_capacity);
 
-  // Statements of this rank. What it submits after it has joined is stated once all ranks have joined. The values of all
-  // ranks ride with the decision if every rank states the tensor by its id.
+  // Statements of this rank. If it has joined, its submissions are stated once all ranks have joined. The decision
+  // carries the values of all ranks if every rank states the tensor by its id.
   void submit(std::string_view name, std::string_view signature, const Mask& absent, std::string values = {});
   void join();
 
-  // A rank has gone. Known first to this node, or the parent itself is the one that has gone.
+  // A rank has gone. This node heard it first, or the rank is the parent.
   void lost(const Lost& lost);
   void parent_lost(const Lost& lost) { apply(lost); }
   uint64_t decisions_seen() const { return decisions_seen_; }
 
   bool anything_pending() const { return tensors_.any_pending(); }
-  // Whether some have joined that wait for the others.
+  // Returns whether ranks have joined that wait for the others.
   bool any_joined() const;
-  // Of what is not decided yet, a number for what has waited longest, and a line for each of the first few.
+  // About undecided tensors: a number for the one that has waited longest, and a line for each of the first few.
   std::optional<uint64_t> oldest() const;
-  // The same as fields; of a join the name and the signature are empty.
+  // The same as fields. A join has an empty name and signature.
   struct Awaited {
     std::string name, signature;
     RankSet submitted, missing;
@@ -88,12 +89,12 @@ class Negotiation {
   std::string describe_pending(const std::map<std::string, std::string>& labels = {}) const;
   void note_to_root(const Note& note);
   void note_to_all(const Note& note);  // at the root
-  // Whether the parent should be woken for what take_for_parent() gave.
+  // Returns whether the parent should be woken for the messages of take_for_parent().
   bool take_urgent() { return std::exchange(urgent_, false); }
 
-  // The time of what comes next, on a clock that all ranks share.
+  // Sets the time of the following calls, on a clock that all ranks share.
   void set_now(double seconds) { now_ = seconds; }
-  // At the root: by rank, of those that were ever last.
+  // At the root: by rank, for ranks that were ever last.
   const std::map<WorldRank, Lateness>& lateness() const { return lateness_; }
 
   void from_child(size_t child, std::string_view message);
@@ -101,13 +102,14 @@ class Negotiation {
 
   std::string take_for_parent();
   std::string take_for_children() { return down_.take(); }
-  // The oldest decision that this rank has not taken yet. Until it takes a failure, it may submit what that ends.
+  // The oldest decision that this rank has not taken yet. Before it takes a failure, it may submit operations that the
+  // failure ends.
   std::optional<Decision> take_decision();
 
   size_t cached() const { return tensors_.cached(); }
-  // How many decisions this node remembers because a child has not acknowledged them.
+  // How many decisions this node keeps because a child has not acknowledged them.
   size_t unacknowledged() const { return unacknowledged_.size(); }
-  // How many submissions of this rank were not by id.
+  // How many submissions of this rank were not made by id.
   uint64_t full_requests() const { return full_requests_; }
 
  private:
@@ -129,10 +131,10 @@ class Negotiation {
                        const Statement& statement);
   void state_request(size_t participant, std::string_view name, Signatures signatures, const Statement& statement);
   void state_joined(size_t participant, WorldRank last_rank);
-  // Made by a participant that had not heard that it has failed.
+  // Returns whether a participant made the statement before it heard of the failure.
   bool is_stale(size_t participant, std::string_view name, std::string_view signature) const;
 
-  // All participants have made them: the root decides, another node tells its parent.
+  // All participants have made the statements: the root decides, another node tells its parent.
   void finish(Tensor& tensor);
   template <class Record>
   void pass_up(const Record& record);
@@ -143,7 +145,8 @@ class Negotiation {
   bool fails_because_of_joined(std::string_view name, std::string_view signature, const RankSet& joined);
 
   CachedRequest& known(TensorId id);
-  // Decisions, made by the root or received from the parent: passed on, and applied in the same order on every rank.
+  // Apply decisions that the root made or the parent sent: pass them on, and apply them in the same order on every
+  // rank.
   void apply(const Execute& decided);
   void apply(const ExecuteNew& decided);
   void apply(const Forget& decided);
@@ -166,9 +169,9 @@ class Negotiation {
   uint64_t full_requests_ = 0;
   double now_ = 0;
   std::map<WorldRank, Lateness> lateness_;  // by rank
-  std::optional<Lost> lost_;  // the first one, with the least `finished` of all
+  std::optional<Lost> lost_;  // the first loss, with the least `finished` of all
   UpwardRecords up_;
-  std::optional<Span> span_;  // that is in `up_` last
+  std::optional<Span> span_;  // the last one in `up_`
   DownwardRecords down_;
   std::vector<Decision> decisions_;  // a queue that keeps its memory: a deque would allocate for each decision
   size_t taken_ = 0;  // how many of them this rank has taken

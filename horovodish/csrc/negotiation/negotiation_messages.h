@@ -1,4 +1,4 @@
-// What the neighbours in the negotiation's tree say to each other: statements upwards, decisions downwards.
+// The messages between neighbours in the negotiation tree: statements go up, decisions go down.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace horovodish {
 
-// Upwards, of the sender's whole subtree. Its ranks have made the statements in the Span that was sent last.
+// Upwards, about the sender's whole subtree. The last Span tells when its ranks made the statements.
 
 struct Ready {  // for a tensor that the cache knows
   TensorId id = 0;
@@ -41,14 +41,15 @@ struct Joined {  // of a subtree; downwards: of all ranks, so the join is done
   static auto fields(auto& its) { return std::tie(its.last_rank); }
 };
 
-// Upwards, of the sender: it has applied one more of the decisions that its parent remembers for it, see unacknowledged.h.
+// Upwards, about the sender: it has applied one more of the decisions that its parent keeps for it, see
+// unacknowledged.h.
 struct Acknowledgement {
   static auto fields(auto&) { return std::tie(); }
 };
 
 // Downwards.
 
-struct Execute {  // what was stated by this id
+struct Execute {  // the request stated by this id
   TensorId id = 0;
   int joined = 0;  // how many ranks do not contribute
   Mask absent = {};  // members that no rank has a value for
@@ -58,7 +59,7 @@ struct Execute {  // what was stated by this id
   static auto fields(auto& its) { return std::tie(its.id, its.joined, its.absent, its.values); }
 };
 
-struct ExecuteNew {  // what was stated in full. It enters the cache, unless `id` is kNotCached
+struct ExecuteNew {  // a request stated in full. It enters the cache unless `id` is kNotCached
   TensorId id;
   std::string_view name, signature;
   int joined;
@@ -67,13 +68,13 @@ struct ExecuteNew {  // what was stated in full. It enters the cache, unless `id
   static auto fields(auto& its) { return std::tie(its.id, its.name, its.signature, its.joined, its.absent); }
 };
 
-struct Forget {  // it leaves the cache
+struct Forget {  // a request leaves the cache
   TensorId id;
 
   static auto fields(auto& its) { return std::tie(its.id); }
 };
 
-// Lost and Note are of single ranks, and go from any rank to the root and from the root to all of them.
+// Lost and Note are about single ranks. They go from any rank to the root, and from the root to all ranks.
 using UpwardRecords = Records<Ready, Span, FullRequest, Joined, Acknowledgement, Lost, Note>;
 using DownwardRecords = Records<Execute, ExecuteNew, Forget, Fail, Joined, Lost, Note>;
 

@@ -50,7 +50,7 @@ bool Neighbours::receive(Negotiation& negotiation) {
 // `child`: participant, none for the parent.
 bool Neighbours::receive_from(Edge& edge, std::optional<size_t> child, Negotiation& negotiation) {
   if (edge.lost) return false;
-  // Asked before reading: whatever the peer wrote in its life is there by now.
+  // Asked before reading: by then everything that the peer wrote in its life has arrived.
   const bool dead = edge.local && deaths_->gone(*edge.local);
   const bool progressed = edge.link->advance();
   if (progressed) negotiation.set_now(shared_seconds(Clock::now()));

@@ -1,5 +1,5 @@
-// A rank's edges in the tree in which a process set negotiates. They carry the messages of its Negotiation, and tell it
-// when a neighbour has gone.
+// A rank's edges in the negotiation tree of a process set. They carry the messages of its Negotiation, and tell it when
+// a neighbour has gone.
 #pragma once
 
 #include <memory>
@@ -17,22 +17,23 @@ namespace horovodish {
 
 class Neighbours {
  public:
-  // `arena` and `deaths` may be null where this rank is alone on its host. They and `config` outlive it.
+  // `arena` and `deaths` may be null if this rank is alone on its host. They and `config` outlive this object.
   Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerDeaths* deaths);
 
-  // What the negotiation wants to know: whether this rank has no parent, and its own rank and its children's subtrees.
+  // The negotiation's place in the tree: whether this rank is the root, and the ranks of itself and of its children's
+  // subtrees.
   bool at_root() const { return !parent_; }
   std::vector<RankSet> participants() const;
   bool between_others() const { return parent_ && !children_.empty(); }
 
-  // Hands on what has arrived, last of all from a neighbour that it has gone; true when anything has moved.
+  // Hands on arrived messages; the last one from a neighbour says that it has gone. Returns true if anything has moved.
   bool receive(Negotiation& negotiation);
   void send(Negotiation& negotiation);
   bool has_unsent() const;
   // Wakes the engine of a neighbour on this host even if it has nothing under way.
   void nudge_parent();
   void nudge_children();
-  // The last message of this rank; advance_farewell() until it is true.
+  // Sends the last message of this rank. Call advance_farewell() until it returns true.
   void send_farewell(const Lost& lost);
   bool advance_farewell();
 
@@ -43,7 +44,7 @@ class Neighbours {
     int index;  // within the set
     WorldRank rank;
     std::unique_ptr<Link> link;
-    std::optional<size_t> local;  // local rank in the arena, when on this host
+    std::optional<size_t> local;  // local rank in the arena if the edge is on this host
     bool lost = false;
   };
 

@@ -1,5 +1,5 @@
-// What a rank says beside its statements. The negotiation carries a note without looking into it: from any rank to the root,
-// or from the root to every rank, where it has the same place among the decisions.
+// A message of a rank besides its statements. The negotiation carries a note without reading it: from any rank to the
+// root, or from the root to every rank, at the same place among the decisions.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct Note {
     ask_status,  // the root asks what the ranks are doing
     ask_status_of_gpus,  // the root asks the same because an operation on its GPU takes long
     status,  // `rank` answers by `text`, `labels`, `decision` and `waits`
-    ask_launch,  // decision `decision` of process set `process_set` needs its place in the order of launches
-    launch,  // it has it now
+    ask_launch,  // decision `decision` of process set `process_set` needs a place in the order of launches
+    launch,  // the decision has got its place
   };
 
   Topic topic = Topic::ask_status;
@@ -29,7 +29,7 @@ struct Note {
   bool waits = false;  // the rank has carried out `decision` decisions and submits nothing before the next one
   std::string text = {};
   std::vector<std::pair<std::string, std::string>> labels =
-      {};  // by its name, what the rank calls an operation that waits
+      {};  // by name: what the rank calls a waiting operation
 
   static auto fields(auto& its) {
     return std::tie(its.topic, its.rank, its.process_set, its.decision, its.waits, its.text, its.labels);

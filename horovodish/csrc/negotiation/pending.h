@@ -1,4 +1,4 @@
-// A tensor that is not decided yet: what the participants of a node have stated about it.
+// An undecided tensor: the statements of a node's participants about it.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ using ParticipantBits = uint64_t;
 inline constexpr size_t kMostParticipants = 64;
 inline ParticipantBits bit_of(size_t participant) { return ParticipantBits{1} << participant; }
 
-// Whom a node hears statements from: its own rank first, then the subtrees of its children.
+// The sources of a node's statements: its own rank first, then the subtrees of its children.
 struct Participants {
   std::vector<RankSet> ranks;
   ParticipantBits joined = 0;  // out of data: they count as having stated everything
@@ -34,33 +34,33 @@ struct Participants {
 
 class Pending {
  public:
-  // `serial` tells which of two is older.
+  // `serial` shows which of two tensors is older.
   void begin(uint64_t serial) { serial_ = serial; }
   void end();
   bool any() const { return serial_ > 0; }
   uint64_t serial() const { return serial_; }
 
   void state_by_id(size_t participant, const CachedRequest& request, const Statement& statement);
-  // Whether it has been stated by the id of another request: it takes only one, and the rest in full.
+  // Returns whether it was stated by the id of another request: it takes only one id, and other requests in full.
   bool has_another_id(const CachedRequest& request) const { return by_id_ != 0 && cached_ != &request; }
-  // The id of this request is about to be forgotten: what was stated by it counts as stated in full.
+  // The id of this request is about to be forgotten: statements by that id now count as stated in full.
   void forget(const CachedRequest& request, const Participants& participants);
-  // The requests of the participant's ranks. `whole`: every rank of it has stated one, or joined.
+  // The requests of the participant's ranks. `whole`: every rank of the participant has stated a request, or joined.
   void state_in_full(size_t participant, const Statement& statement, const Signatures& signatures, bool whole);
-  // Removes failed statements and returns whether any are left. Participants whose other ranks have stated it, too, are
-  // incomplete then, unless they have joined.
+  // Removes failed statements and returns whether any are left. A participant is then incomplete if its other ranks
+  // have stated the tensor, too, unless they have joined.
   bool remove_failed(const std::function<bool(std::string_view)>& has_failed, const Participants& participants);
 
-  // Every participant has stated it or joined, and the parent has not been told yet.
+  // Returns whether every participant has stated it or joined, and the parent has not been told yet.
   bool complete(const Participants& participants) const {
     return !passed_up_ && (stated_ | participants.joined) == participants.all();
   }
   void set_passed_up() { passed_up_ = true; }
-  // By whose id all of it was stated; null where any of it was stated in full.
+  // The cached request by whose id all statements were made; null if any statement was made in full.
   const CachedRequest* by_one_id() const { return by_id_ != 0 && in_full_.empty() ? cached_ : nullptr; }
-  // All of it in one, once it is complete.
+  // All statements in one, once they are complete.
   Statement summary(const Participants& participants) const;
-  // The requests that were made, and by whom.
+  // The requests, and which ranks made them.
   Signatures signatures(const Participants& participants) const;
 
   bool stated_here() const { return (stated_ & bit_of(0)) != 0; }  // by this rank
@@ -77,11 +77,11 @@ class Pending {
 
   uint64_t serial_ = 0;  // 0: nobody has stated it
   ParticipantBits stated_ = 0, by_id_ = 0;
-  const CachedRequest* cached_ = nullptr;  // whose id stands in the statements by id, if there are any
+  const CachedRequest* cached_ = nullptr;  // the request of the statements by id, if there are any
   bool passed_up_ = false;
   Span span_;
-  RankSet joined_;  // of the ranks whose subtree has stated it
-  Mask absent_;  // the intersection so far
+  RankSet joined_;  // joined ranks of the subtrees that have stated it
+  Mask absent_;  // the intersection of the masks so far
   std::vector<std::string> values_;  // by participant; empty: none has any
   Signatures in_full_;
 };

@@ -1,5 +1,5 @@
-// A control message is a sequence of records: the number of a type, then its fields. Records that say nothing but an id
-// become one when their ids are consecutive, which they are in a training that does the same in each step.
+// A control message is a sequence of records: the number of a type, then its fields. Consecutive records that contain
+// only an id become one record if their ids are consecutive, as they are in a training that does the same in each step.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace horovodish {
 
-// The records of one message, of these types. `ById` has an `id`, and can often be said by it alone.
+// The records of one message, of these types. `ById` has an `id`, and often contains nothing else.
 template <class ById, class... Others>
 class Records {
  public:
@@ -52,7 +52,8 @@ class Records {
   }
 
  private:
-  // A single id; a run of ids, with the first one and their number; what is not only an id; the other types from here.
+  // The numbers of the types: a single id; a run of ids (first id and count); a `ById` with more than an id; the other
+  // types from here.
   static constexpr uint64_t kOne = 0, kRun = 1, kInFull = 2, kOthers = 3;
 
   template <class Record>

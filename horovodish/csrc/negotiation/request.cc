@@ -33,7 +33,7 @@ std::string pair_text(size_t chunk, size_t segment) {
   return std::to_string(chunk) + " and " + std::to_string(segment) + " bytes";
 }
 
-// As the user wrote it, but for what he has left out.
+// The codec as the user wrote it, without the arguments that he left out.
 std::string compression_text(const Compression& its) {
   if (its.asked == CodecKind::none) return "Compression.none";
   return "Compression." + std::string(name_of(its.asked)) + "(" +
@@ -67,7 +67,7 @@ Difference member_difference(const Request& request, const Member& a, const Memb
   return {a.name, "shape", shape_text(a.shape), shape_text(b.shape), shape_remedy(request, a)};
 }
 
-// A leaf that only one of them has, if this operation shows it.
+// A leaf that only one of the two has, if this operation shows it.
 Difference tree_difference(const Request& a, const Request& b) {
   for (size_t i = 0; i < std::min(a.members.size(), b.members.size()); ++i) {
     if (a.members[i].name != b.members[i].name) return member_difference(a, a.members[i], b.members[i]);
@@ -82,7 +82,7 @@ Difference tree_difference(const Request& a, const Request& b) {
 
 bool alike(const Member& a, const Member& b) { return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape; }
 
-// None where they differ in the family alone: one of the ranks may call the same from another function.
+// The first difference; none if only the family differs: one of the ranks may make the same call from another function.
 std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (a.kind != b.kind) {
     return Difference{a.name, "collective", std::string(name_of(a.kind)), std::string(name_of(b.kind)),
@@ -152,7 +152,7 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
 }  // namespace
 
 int64_t Member::count() const {
-  uint64_t total = 1;  // what another rank names may be more than there can be
+  uint64_t total = 1;  // another rank's lengths may overflow it
   for (const int64_t length : shape) {
     if (length != kAnyLength) total *= static_cast<uint64_t>(length);
   }
@@ -189,7 +189,7 @@ Compression compression_of(const std::string& text) {
   return compression;
 }
 
-// The family comes first, and its name first in it.
+// The family is the first field, and its name is the first field of the family.
 std::string_view Request::family_of(std::string_view signature) { return Reader(signature).text(); }
 
 Request Request::decode(std::string_view signature) {
@@ -244,7 +244,7 @@ bool Fail::ends(std::string_view its_name, std::string_view signature) const {
 }
 
 Fail find_mismatch(std::string_view name, std::vector<std::pair<std::string, RankSet>> signatures) {
-  // In the order of the ranks, so that the text does not depend on who came first.
+  // Sorted by rank, so that the text does not depend on which rank came first.
   std::sort(signatures.begin(), signatures.end(),
             [](const auto& a, const auto& b) { return a.second.first() < b.second.first(); });
   Fail found{std::string(name), {}};
@@ -264,7 +264,7 @@ Fail find_mismatch(std::string_view name, std::vector<std::pair<std::string, Ran
     const auto& [right_signature, right_ranks] = signatures[i];
     const auto difference = first_difference(Request::decode(left_signature), Request::decode(right_signature));
     if (!difference) continue;
-    // Who reports this has said which operation it is. Of several tensors, the name or a number says which.
+    // The caller's text names the operation. If it has several tensors, add the name or the number of the tensor.
     const std::string& subject = difference->subject;
     const Request left = Request::decode(left_signature);
     const bool is_all_of_it = subject == left.name || (left.members.size() == 1 && subject == left.members[0].name);

@@ -7,7 +7,7 @@ namespace {
 using Steady = std::chrono::steady_clock;
 constexpr int kReadings = 9;
 
-// The time of day at the origin of the steady clock, from the reading that was disturbed least.
+// The time of day at the origin of the steady clock, from the least disturbed of several readings.
 std::chrono::nanoseconds origin_of_day() {
   std::chrono::nanoseconds shortest = std::chrono::nanoseconds::max(), origin{};
   for (int reading = 0; reading < kReadings; ++reading) {

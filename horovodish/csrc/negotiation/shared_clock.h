@@ -1,4 +1,5 @@
-// A clock that ranks share: exactly on one host, and between hosts as well as their times of day agree.
+// A clock that ranks share. On one host it is exact. Between hosts it is as good as the agreement of their times of
+// day.
 #pragma once
 
 #include "memory/clock.h"

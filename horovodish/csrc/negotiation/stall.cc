@@ -6,15 +6,15 @@
 namespace horovodish {
 
 namespace {
-// What an answer may take; who has not answered by then is stopped or stuck. Between hosts every idle rank on the way
-// passes the question and the answer on after a nap, and a busy machine may be slow to let it do so.
+// How long an answer may take. A rank that has not answered by then is stopped or stuck. Between hosts, every idle rank
+// on the way passes the question and the answer on after a nap, and a busy machine may delay it further.
 constexpr StallInspector::Seconds kAnswerTime{5.0};
-// How much later than the root another rank reports. The root may be slow to learn that somebody waits.
+// How much later than the root another rank reports. The root may hear late that a rank waits.
 constexpr double kPatience = 1.5;
 constexpr StallInspector::Seconds kGrace{3.0};
-// While something waits the root asks this often, and at least so many times within the shutdown time. A rank that hears
-// the question begins to wait anew, so it gives up before the root does only where the root does not run. Two answers
-// must agree that a rank submits nothing more, so ranks that wait for each other are found within 8 seconds.
+// While something waits, the root asks this often, and at least this many times within the shutdown time. The wait of a
+// rank begins anew when it hears the question, so the rank gives up before the root only if the root does not run. Two
+// answers must agree that a rank submits nothing more, so a deadlock is found within 8 seconds.
 constexpr StallInspector::Seconds kBetweenQuestions{2.5};
 constexpr double kAsksPerShutdown = 4;
 constexpr StallInspector::Seconds kLongestInterval{1.0};
@@ -35,7 +35,7 @@ StallInspector::Action StallInspector::look(Clock::time_point now, std::optional
   const Seconds warning = ranks_.empty() ? options_.warning * kPatience + kGrace : options_.warning;
   if (options_.warning > Seconds(0) && waited > warning && !asked_) {
     asked_ = last_asked_ = now;
-    answers_.clear();  // those to earlier questions are old
+    answers_.clear();  // answers to earlier questions are old
     return Action::ask;
   }
   const bool often = options_.shutdown > Seconds(0);

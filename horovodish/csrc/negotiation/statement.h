@@ -1,4 +1,4 @@
-// What a subtree of ranks states about one tensor (or a bucket, negotiated as a unit): that it is ready for it.
+// The statement of a subtree of ranks that it is ready for one tensor (or a bucket, negotiated as a unit).
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace horovodish {
 
-// When some ranks have made a statement: the first of them and the last, and which one that was. Empty: nobody has.
+// When some ranks have made a statement: the first time and the last, and which rank was last. Empty: no rank has.
 struct Span {
   WorldRank last_rank{};
   double first_seconds = std::numeric_limits<double>::infinity(), last_seconds = -first_seconds;
@@ -29,10 +29,10 @@ struct Span {
 };
 
 struct Statement {
-  Span span;  // travels by itself, as statements that follow each other often have the same
-  RankSet joined = {};  // those that have joined, and do not contribute
-  Mask absent = {};  // members that none of the others has a value for
-  std::string values = {};  // those that ride, of one rank after the other, in the order of the tree; empty: none
+  Span span;  // sent separately, as successive statements often have the same one
+  RankSet joined = {};  // the joined ranks, which do not contribute
+  Mask absent = {};  // members that none of the other ranks has a value for
+  std::string values = {};  // carried values, of one rank after the other in the order of the tree; empty: none
 
   static auto fields(auto& its) { return std::tie(its.joined, its.absent, its.values); }
 };

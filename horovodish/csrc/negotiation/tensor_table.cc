@@ -7,9 +7,10 @@
 namespace horovodish {
 
 namespace {
-// Requests that were refused are forgotten when they are this many: names may be new for ever.
+// Forget refused requests at this number: a program may use new names for ever.
 constexpr size_t kRefused = 1 << 16;
-// Of one name, in the cache: a tensor that has a new shape in each step takes no more, and a search among these is short.
+// Limit of cached requests for one name. A tensor with a new shape in each step takes no more, and a search among these
+// is short.
 constexpr size_t kMostOfOneName = 16;
 }  // namespace
 

@@ -1,5 +1,5 @@
-// What a node knows of tensors (or buckets, which are negotiated as a unit): the requests that the response cache holds by id,
-// and what has been stated about those that are not decided yet.
+// A node's knowledge of tensors (or buckets, which are negotiated as a unit): the requests in the response cache, by
+// id, and the statements about undecided tensors.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +22,12 @@ inline constexpr TensorId kNotCached = 0;
 
 struct Tensor;
 
-// A request that the response cache of every node knows by a number. A name has several where its calls differ in turn.
+// A request that every node's response cache knows by a number. A name has several requests if its calls differ in
+// turn.
 struct CachedRequest {
   TensorId id;
   std::string signature;
-  Tensor* tensor;  // whose name it has
+  Tensor* tensor;  // the tensor of the same name
   uint64_t last_use = 0;
   std::list<CachedRequest*>::iterator place = {};  // in the order of use
 };
@@ -44,36 +45,36 @@ class TensorTable {
  public:
   explicit TensorTable(size_t capacity) : capacity_(capacity) {}
 
-  // Null where it is neither cached nor pending.
+  // Null if the name is neither cached nor pending.
   const Tensor* find(std::string_view name) const;
   Tensor* find(std::string_view name) { return const_cast<Tensor*>(std::as_const(*this).find(name)); }
   // Null unless the request is cached.
   CachedRequest* find(TensorId id);
   size_t cached() const { return by_id_.size(); }
 
-  // A statement is about to be made about a tensor, or about one of this name.
+  // Call it before a statement about a tensor, or about one of this name.
   Pending& open(Tensor& tensor);
   Tensor& open(std::string_view name);
-  // It is decided, or nothing that was stated about it counts any more. A tensor that is not cached is gone then.
+  // The tensor is decided, or its statements no longer count. If the tensor is not cached, it is deleted.
   void close(Tensor& tensor);
-  // The names of those that are open, oldest first.
+  // The names of the open tensors, oldest first.
   std::vector<std::string> pending() const;
   bool any_pending() const { return pending_ > 0; }
 
-  // Root, each time that a request is not cached. Returns what has to leave the cache before the request enters, kNotCached
-  // where there is room, and nothing where the request must not enter. What leaves was not used while this request was made
-  // three times. Whatever a training step uses in whatever order is used once in between, so a working set larger than the
-  // cache keeps what it has instead of replacing all of it each step.
+  // Root: call it each time that a request is not cached. Returns the id that must leave the cache before the request
+  // enters; kNotCached if there is room; none if the request must not enter. The leaving request was not used while the
+  // new one was made three times. Every request of a training step is used once in that time, in whatever order. So a
+  // working set larger than the cache keeps the entries that it has, instead of replacing all of them in each step.
   std::optional<TensorId> make_room(const Tensor& tensor, std::string_view signature);
 
   TensorId next_id() const { return last_id_ + 1; }
   void insert(TensorId id, std::string_view name, std::string_view signature);
-  // Its id stands for nothing any more. Nothing that is pending may have been stated by it.
+  // The id becomes invalid. No pending statement may have been made by it.
   void forget(CachedRequest& request);
   void touch(CachedRequest& request);
 
  private:
-  // So that a table with names as keys is searched without a copy of the name.
+  // Lets the table find a name without a copy of it.
   struct NameHash {
     using is_transparent = void;
     size_t operator()(std::string_view name) const { return std::hash<std::string_view>{}(name); }

@@ -6,7 +6,7 @@ namespace horovodish {
 
 namespace {
 
-// The children of place `place` of a tree of `size` places in which the levels are filled in order.
+// The children of place `place` in a tree of `size` places whose levels are filled in order.
 std::vector<size_t> places_below(size_t place, size_t size) {
   std::vector<size_t> places;
   for (size_t child = place * kTreeArity + 1; child <= (place + 1) * kTreeArity && child < size; ++child) {

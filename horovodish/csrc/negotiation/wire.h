@@ -87,7 +87,7 @@ class Writer {
   std::string bytes_;
 };
 
-// Whatever the bytes are, a Reader gives what they can mean or throws std::runtime_error.
+// A Reader gives a value or throws std::runtime_error, whatever the bytes are.
 class Reader {
  public:
   explicit Reader(std::string_view bytes) : bytes_(bytes) {}
@@ -148,9 +148,9 @@ class Reader {
     if (value >= end) throw std::runtime_error("control message: there is no " + std::to_string(value));
     return value;
   }
-  // How many things follow. Each takes a byte or more, so a wrong number costs no more memory than the message.
+  // A number of items that follow. Each takes at least a byte, so a wrong number costs no more memory than the message.
   size_t count() { return number_below(bytes_.size() + 1); }
-  // INT_MAX is no rank, so that the number of ranks in a range from 0 is an int, too.
+  // INT_MAX is not a valid rank, so the number of ranks in a range from 0 fits into an int, too.
   int positive_int() { return static_cast<int>(number_below(std::numeric_limits<int>::max())); }
   WorldRank rank() { return WorldRank(positive_int()); }
   int64_t signed_number() {

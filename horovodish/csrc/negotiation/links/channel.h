@@ -12,21 +12,22 @@ namespace horovodish {
 class Channel {
  public:
   virtual ~Channel() = default;
-  // Move up to `size` bytes and return how many it were; 0 when nothing has been moved yet. A transfer of this memory may then be
-  // under way, so the next call must name the same memory and size. `last`: bytes have been moved only when the peer has taken them.
+  // Move up to `size` bytes and return how many were moved; 0 if nothing has been moved yet. A transfer of this memory
+  // may then be under way, so the next call must name the same memory and size. `last`: count bytes as moved only when
+  // the peer has taken them.
   virtual size_t write(const std::byte* data, size_t size, bool last = false) = 0;
   virtual size_t read(std::byte* data, size_t size) = 0;
-  // Ends what is under way. False if the memory may be read and written for as long as the process lives.
+  // Ends the transfers under way. Returns false if MPI may read and write the memory until the process ends.
   virtual bool cancel() noexcept { return true; }
   // Wakes the peer's engine even if it has nothing under way.
   virtual void nudge() {}
 };
 
-// Between two ranks of one host: a ring in each one's shared memory.
+// Between two ranks of one host: a ring in the shared memory of each.
 template <class Ring>
 class SharedMemoryChannel : public Channel {
  public:
-  // `sent_bytes`: counts what is written.
+  // `sent_bytes`: counts the written bytes.
   SharedMemoryChannel(Ring& out, Ring& in, Doorbell& peer, uint64_t& sent_bytes)
       : out_(out), in_(in), peer_(peer), sent_bytes_(sent_bytes) {}
 

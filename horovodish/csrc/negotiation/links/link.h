@@ -18,11 +18,11 @@ namespace horovodish {
 
 class Link {
  public:
-  // What a message between hosts holds at most.
+  // The most bytes of a message between hosts.
   static constexpr size_t kBlockBytes = 32 << 10;
 
   explicit Link(std::unique_ptr<Channel> channel) : channel_(std::move(channel)) {}
-  // A farewell has to reach its peer even if the peer has not taken it yet.
+  // A farewell must reach its peer even if the peer has not taken it yet.
   ~Link() {
     if (channel_->cancel()) return;
     static_cast<void>(channel_.release());
@@ -31,7 +31,7 @@ class Link {
   }
 
   void send(std::string_view message) { append(message, 0); }
-  // The last message of this rank: it leaves the job.
+  // Sends the last message of this rank, which leaves the job.
   void send_farewell(const Lost& lost) {
     Writer writer;
     writer.write(lost);
@@ -39,7 +39,8 @@ class Link {
     leaves_ = true;
   }
 
-  // Moves what can be moved at once; true when a byte was. A link that breaks counts as a failed peer's farewell.
+  // Moves all bytes that can be moved at once. Returns true if it moved any. A broken link counts as the farewell of a
+  // failed peer.
   bool advance() {
     try {
       const bool sent = push_outgoing();
@@ -50,7 +51,7 @@ class Link {
       return false;
     }
   }
-  // The next whole message, if there is one.
+  // The next whole message; none if it has not arrived.
   std::optional<std::string> receive() {
     const size_t ready = incoming_.size() - consumed_;
     uint32_t word;
@@ -60,7 +61,7 @@ class Link {
     if (ready < sizeof word + length) return std::nullopt;
     std::string message = incoming_.substr(consumed_ + sizeof word, length);
     consumed_ += sizeof word + length;
-    // Also where the next message has begun to arrive: there may always be such a one.
+    // Also when the next message has begun to arrive, since a part of one may always be there.
     if (consumed_ == incoming_.size() || consumed_ > kMostConsumed) {
       incoming_.erase(0, consumed_);
       consumed_ = 0;
@@ -69,11 +70,11 @@ class Link {
     farewell_ = Reader(message).read<Lost>();
     return std::nullopt;
   }
-  // How and why the peer has left, once it has said farewell.
+  // How and why the peer has left; set once it has said farewell.
   const std::optional<Lost>& farewell() const { return farewell_; }
   // Wakes the peer's engine even if it has nothing under way.
   void nudge() { channel_->nudge(); }
-  // Whether something is still on the way to the peer.
+  // Returns whether bytes are still on the way to the peer.
   bool has_unsent() const { return sent_ < sending_->size() || !outgoing_.empty(); }
 
  private:
@@ -110,7 +111,7 @@ class Link {
   }
 
   std::unique_ptr<Channel> channel_;
-  // These two are the channel's while a transfer is under way.
+  // The channel owns these two while a transfer is under way.
   std::unique_ptr<std::byte[]> in_ = std::make_unique_for_overwrite<std::byte[]>(kBlockBytes);
   std::unique_ptr<std::string> sending_ = std::make_unique<std::string>();
   size_t sent_ = 0;  // bytes of it

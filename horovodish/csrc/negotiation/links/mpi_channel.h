@@ -1,7 +1,7 @@
-// A channel between two hosts. What is written is cut into segments. The reader names as much memory as the writer, or a segment and
-// more.
-// MPI copies a segment, so to send one needs no receive. Of several, the first one waits until it is received: MPI would hold all
-// of a large tensor in the receiver's memory otherwise. The rest follows without a question for each segment.
+// A channel between two hosts. Written bytes are cut into segments. The reader names as much memory as the writer, or
+// at least a segment. MPI copies a single segment, so its send needs no receive. Of several segments, the first one
+// waits until it is received: otherwise MPI would hold all of a large tensor in the receiver's memory. The others
+// follow without a question for each.
 #pragma once
 
 #include <algorithm>
@@ -41,8 +41,8 @@ class MpiChannel : public Channel {
     return ended == nullptr ? 0 : ended->received();
   }
   bool cancel() noexcept override {
-    bool stopped = !is_broken_;  // an error of MPI does not say that it has let go of the memory
-    // MPI cancels no send.
+    bool stopped = !is_broken_;  // after an error, MPI may still use the memory
+    // MPI cannot cancel a send.
     for (const MpiRequest& request : sends_.requests) stopped &= !request.active();
     for (MpiRequest& request : receives_.requests) stopped &= request.cancel();
     receives_.ended = receives_.begun;
@@ -59,7 +59,7 @@ class MpiChannel : public Channel {
     uint64_t begun = 0, ended = 0;
   };
 
-  // The first transfer under way if it has ended, else null.
+  // The first transfer under way, if it has ended; else null.
   template <class Begin>
   const MpiRequest* move(Direction& direction, size_t size, size_t most, Begin begin) {
     if (is_broken_) return nullptr;
@@ -81,7 +81,7 @@ class MpiChannel : public Channel {
   const int peer_, tag_;
   const size_t segment_bytes_;
   Direction sends_, receives_;
-  bool receiver_is_ready_ = false;  // for the rest of what is being written
+  bool receiver_is_ready_ = false;  // for the other segments of the current write
   bool is_broken_ = false;
 };
 

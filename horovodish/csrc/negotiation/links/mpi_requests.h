@@ -13,7 +13,7 @@
 
 namespace horovodish {
 
-// A transfer that may be under way. The memory must stay until it is done.
+// A transfer that may be under way. Its memory must stay until the transfer is done.
 class MpiRequest {
  public:
   explicit MpiRequest(const abi::Mpi& mpi) : mpi_(&mpi) {
@@ -29,8 +29,8 @@ class MpiRequest {
     start(to);
     (*mpi_->sent_bytes)[static_cast<size_t>(mpi_->world_ranks[static_cast<size_t>(to)])] += bytes;
   }
-  // As send(), but done only when the receiver has taken it, and with it all that was sent to it before on this communicator. A
-  // send() is done when MPI has a copy, which it may not have sent yet.
+  // Like send(), but done only when the receiver has taken the data, and with it everything sent to it before on this
+  // communicator. A send() is done when MPI has a copy, which MPI may not have sent yet.
   void send_and_see_taken(const void* data, size_t bytes, int to, int tag) {
     check_alive(to);
     check(mpi_->issend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
@@ -44,7 +44,7 @@ class MpiRequest {
     start(from);
   }
   bool active() const { return active_; }
-  // True once nothing is under way.
+  // Returns true once nothing is under way.
   bool test() {
     if (!active_) return true;
     int flag = 0;
@@ -54,14 +54,14 @@ class MpiRequest {
     active_ = flag == 0;
     return !active_;
   }
-  // After a receive: how many bytes came.
+  // After a receive: how many bytes arrived.
   size_t received() const {
     int count = 0;
     check(mpi_->get_count(status_.data(), mpi_->byte_type, &count), "receiving from", peer_);
     return static_cast<size_t>(count);
   }
-  // Gives a transfer up. True when it has ended, as it does at once unless the peer died or stopped in the middle of it; then
-  // the wait is bounded, and the memory must stay for as long as the process lives.
+  // Gives up a transfer. Returns true when it has ended, which happens at once unless the peer died or stopped in the
+  // middle. In that case the wait is limited, and the memory must stay until the process ends.
   bool cancel() noexcept {
     if (!active_) return true;
     mpi_->cancel(request_.data());
@@ -74,7 +74,7 @@ class MpiRequest {
   }
 
  private:
-  // Open MPI 5.0 crashes in a send to a rank of which it knows that it has died.
+  // Open MPI 5.0 crashes in a send to a rank that it knows to be dead.
   void check_alive(int to) const {
     if (mpi_->has_died(to)) fail("sending to", to, "it has died");
   }
