@@ -10,7 +10,7 @@ namespace horovodish {
 
 namespace {
 
-// Of a sum of products in float64, relative to its terms; with a margin.
+// Rounding error of a sum of products in float64, relative to its terms, with a margin.
 constexpr double kRounding = 1e-13;
 
 // A combination of the gradients of ranks [begin, begin + weights.size()).
@@ -19,14 +19,14 @@ struct Combination {
   std::vector<double> weights;
 };
 
-// A gradient of zeros has nothing in common with any other.
+// A gradient of zeros has nothing in common with others.
 double kept(double product, double square) { return square > 0 ? 1 - product / (2 * square) : 1; }
 
 }  // namespace
 
 std::vector<double> adasum_coefficients(const double* of_pairs, size_t ranks) {
   const StandardFloats mode;
-  // 0 where the terms cancel so far that rounding is all that is left.
+  // 0 if the terms cancel so far that only rounding is left.
   const auto product = [&](const Combination& a, const Combination& b) {
     double sum = 0, magnitude = 0;
     for (size_t i = 0; i < a.weights.size(); ++i) {

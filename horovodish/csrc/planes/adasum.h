@@ -1,13 +1,15 @@
-// Adasum: a sum in which what the ranks' gradients have in common counts once.
+// Adasum: a sum that counts the common part of the ranks' gradients once.
 //
 //     adasum(a, b) = (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b
 //
-// of neighbouring ranks, then of neighbouring pairs, and so on up a binary tree; a rank without a partner goes up as it is.
+// It adds neighbouring ranks, then neighbouring pairs, and so on up a binary tree. A rank without a partner goes up
+// unchanged.
 // Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, arXiv:2006.02924.
 //
-// Every value in that tree is a combination of the ranks' gradients, so its products follow from those of the gradients.
-// Hence two passes over a tensor, in which each rank needs no more than a shard of every gradient: first the products of
-// all pairs of gradients, then one weighted sum. As many bytes move as in the two halves of a ring.
+// Every value in the tree is a combination of the ranks' gradients, so its products follow from the products of the
+// gradients. Hence two passes over a tensor are enough, and each rank needs only a shard of every gradient. The first
+// pass computes the products of all pairs of gradients, the second one a weighted sum. They move as many bytes as the
+// two halves of a ring.
 #pragma once
 
 #include <cstddef>

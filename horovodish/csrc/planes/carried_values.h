@@ -4,8 +4,8 @@
 //     rank 1 -> rank 0   ready for 'loss', 2.0
 //     rank 0 -> rank 1   execute 'loss', 1.0 2.0        both: 1.0 + 2.0
 //
-// This holds between hosts, for allreduces and broadcasts in host memory that the response cache knows: within a host, the plane is
-// as fast. Where a rank has joined, the decision lacks its values, and the plane carries the operation out.
+// Only allreduces and broadcasts between hosts, in host memory, whose requests the response cache knows. Within a host,
+// the plane is as fast. If a rank has joined, the decision lacks its values, and the plane carries out the operation.
 #pragma once
 
 #include <cstddef>
@@ -18,18 +18,18 @@
 
 namespace horovodish {
 
-// How many bytes of each rank an allreduce may carry. None where the plane would not add in the order of ranks: it has the first
-// result, and the later ones must have the same bits. `hosts`: see ProcessSetConfig.
+// How many bytes of each rank an allreduce may carry. 0 if the plane would not add in the order of ranks: the plane
+// computes the first result, and later results must have the same bits. `hosts`: see ProcessSetConfig.
 size_t most_carried_bytes(const std::vector<std::vector<int>>& hosts);
 
 class CarriedValues {
  public:
   explicit CarriedValues(const ProcessSetConfig& config);
 
-  // What this rank's statement carries: empty if the operation is not small, or if only the root has something to say.
+  // The values in this rank's statement. Empty if the operation is not small, or if only the root has values.
   std::string of(const Operation& operation) const;
-  // Computes the result of a decided operation from the values that the decision carries, in the order of the tree. Returns false
-  // if they are not all there. The bits are those of the plane.
+  // Computes the result of a decided operation from the values in the decision, in the order of the tree. Returns false
+  // if values are missing. The result has the same bits as the plane's.
   bool finish(const Operation& operation, std::string_view values) const;
 
  private:
@@ -38,7 +38,7 @@ class CarriedValues {
 
   const size_t ranks_;
   const bool one_host_;
-  const size_t most_reduced_, most_broadcast_;  // bytes of a rank
+  const size_t most_reduced_, most_broadcast_;  // bytes of each rank
   const WorldRank own_;
   std::vector<std::vector<size_t>> places_;  // in the order of the tree, by host and rank of the host
 };

@@ -1,6 +1,6 @@
-// Fusion: the tensors of a bucket seen as one long vector. Nothing is laid end to end in memory; a plane asks for
-// ranges of the concatenation and gets the pieces of the tensors that they cover, so that packing goes straight from
-// the tensors into cache-sized chunks and unpacking straight back.
+// Fusion: the tensors of a bucket as one long vector. No memory holds the vector. A plane asks for ranges of the
+// concatenation and gets the pieces of tensors in them, so it packs straight from the tensors into cache-sized chunks,
+// and unpacks straight back.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class Concatenation {
     const std::byte* source;  // null: the identity of the op
     std::byte* target;        // null: the result is not wanted
     Range range;              // of the concatenation
-    float* errors;            // this and the others: see Buffer
+    float* errors;            // for the errors and the next fields see Buffer
     bool errors_move;
     CodeFigures* figures;
   };
@@ -43,7 +43,7 @@ class Concatenation {
   const std::vector<Tensor>& tensors() const { return tensors_; }
   size_t index_of(const Tensor& tensor) const { return static_cast<size_t>(&tensor - tensors_.data()); }
 
-  // Copies this range of the sources to `out`, times `scale`; the identity of `op` where a source is null.
+  // Copies this range of the sources to `out`, times `scale`. A null source gives the identity of `op`.
   void pack(Range range, ReduceOp op, std::byte* out, double scale = 1.0) const;
   // Copies `in` to this range of the targets.
   void unpack(Range range, const std::byte* in) const;
@@ -68,10 +68,10 @@ class Concatenation {
   std::vector<Tensor> tensors_;
 };
 
-// The members of a reducescatter, laid out so that what belongs to one rank lies together.
+// The members of a reducescatter, laid out so that each rank's part is contiguous.
 struct ScatterLayout {
-  Concatenation concatenation;  // only what is for this rank has targets
-  std::vector<size_t> begins;   // by rank, and the end of all
+  Concatenation concatenation;  // only the part of this rank has targets
+  std::vector<size_t> begins;   // by rank: where its part begins; last: the end
 };
 // One per dtype; `own` is this rank's index among `ranks`.
 std::vector<ScatterLayout> scatter_layouts(const Operation& operation, size_t own, size_t ranks);

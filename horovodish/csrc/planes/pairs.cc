@@ -12,7 +12,7 @@ namespace horovodish {
 
 namespace {
 
-// So many looks at one channel before the others have their turn.
+// How many steps one channel takes before the others have their turn.
 constexpr int kSteps = 16;
 
 const Error kGivenUp{ErrorKind::rank_lost, "this rank has left the process set"};
@@ -24,14 +24,14 @@ std::string content_text(DType dtype, uint64_t bytes, const std::string& name) {
   return elements + std::string(name_of(dtype)) + (is_unnamed(name) ? "" : " as '" + name + "'");
 }
 
-// How many of its first `most` bytes are whole characters.
+// The number of leading bytes, at most `most`, that are whole characters.
 size_t whole_characters(const std::string& text, size_t most) {
   size_t count = std::min(text.size(), most);
   while (count < text.size() && (text[count] & 0xC0) == 0x80) --count;
   return count;
 }
 
-// What is wrong with an operation on this rank alone; empty when nothing is.
+// Why this rank cannot carry out the operation, whatever the other rank does; empty if it can.
 std::string problem_of(const Request& request, const ProcessSetConfig& config) {
   if (!request.on_host())
     return "a send or a receive takes host memory only. Remedy: copy the CUDA tensor to the host.";
@@ -111,7 +111,7 @@ bool Pairs::cancel(const Handle& handle) {
   }
   for (auto& [index, peer] : peers_) {
     if (!peer || peer->sends.empty()) continue;
-    auto& sends = peer->sends;  // MPI may have the first one
+    auto& sends = peer->sends;  // the first one may be with MPI
     const auto send = std::find_if(std::next(sends.begin()), sends.end(), [&](auto& its) { return is_its(its.entry); });
     if (send == sends.end()) continue;
     found = send->entry.operation;
@@ -129,7 +129,7 @@ void Pairs::end(const Error& why, Clock::time_point until) noexcept {
   try {
     while (advance_peers()) {
     }
-  } catch (const std::exception&) {  // a rank is lost
+  } catch (const std::exception&) {  // the rank is lost
   }
   if (Clock::now() >= until_) abandon(why);
 }
@@ -149,7 +149,7 @@ void Pairs::abandon(const Error& why) noexcept {
       if (!stopped) keep_for_ever(receive->memory);
       end_operation(receive, &why);
     }
-    // Of a message that has begun to arrive, the rest can go nowhere.
+    // The rest of a message that has begun to arrive has no target.
     if (!stopped) {
       static_cast<void>(peer.release());
     } else if (receive) {
@@ -182,7 +182,7 @@ std::string Pairs::waiting(Clock::time_point now, Clock::duration limit, bool on
          std::to_string(seconds) + " s";
 }
 
-// Null if what had begun to move between the two was given up.
+// Null if a transfer between the two that had begun to move was given up.
 Pairs::Peer* Pairs::open(int index) {
   const auto found = peers_.find(index);
   if (found != peers_.end()) return found->second.get();
@@ -217,7 +217,7 @@ bool Pairs::send_to(Peer& peer) {
       send.moved += count;
       if (send.moved < whole) continue;
     }
-    // A receiver that refuses a message says so before it takes the rest, so the refusal has come by now.
+    // A receiver that refuses a message says so before it takes the rest, so a refusal has arrived by now.
     moved |= receive_from(peer);
     if (peer.moved >= sizeof(Frame) && peer.frame.refuses) break;  // but for its end
     if (operation) end_operation(operation, send.refused ? &*send.refused : nullptr);
@@ -239,7 +239,7 @@ bool Pairs::receive_from(Peer& peer) {
     }
     if (peer.target == nullptr) {
       if (!find_place(peer)) break;
-      if (peer.drops) return true;  // the refusal goes out before the rest of the message comes in
+      if (peer.drops) return true;  // the refusal is sent before the rest of the message is read
     }
     const size_t whole = sizeof(Frame) + peer.frame.bytes;
     if (peer.moved < whole) {
@@ -253,7 +253,8 @@ bool Pairs::receive_from(Peer& peer) {
   return moved;
 }
 
-// Where the message goes whose frame has come. False if nobody waits for it, nor for anything that may come behind it.
+// Finds the target of the message whose frame has arrived. Returns false if no operation waits for it or for a message
+// behind it.
 bool Pairs::find_place(Peer& peer) {
   const Frame& frame = peer.frame;
   if (static_cast<size_t>(frame.dtype) >= kDTypeNames.size() || frame.name[sizeof frame.name - 1] != 0) {
@@ -300,7 +301,7 @@ void Pairs::arrived(Peer& peer) {
   }
 }
 
-// The first one that takes a message from this rank with this tag.
+// The first receive that takes a message of this tag from this peer.
 Pairs::Receives::iterator Pairs::receive_for(const Peer& peer, uint32_t tag) {
   return std::find_if(receives_.begin(), receives_.end(), [&](const Entry& receive) {
     return receive.operation->request->tag == tag && takes_from(*receive.operation, peer);
@@ -333,7 +334,7 @@ void Pairs::hand_over(Peer& peer, const Kept& kept, const Pointer& receive) {
   end_operation(receive, nullptr);
 }
 
-// True if the message does not fit the receive, which has then failed.
+// Returns true if the message does not fit the receive, which has then failed.
 bool Pairs::refuse_misfit(Peer& peer, const Frame& frame, const Pointer& receive) {
   const Request& request = *receive->request;
   const DType dtype = request.members[0].dtype;
@@ -344,7 +345,7 @@ bool Pairs::refuse_misfit(Peer& peer, const Frame& frame, const Pointer& receive
                         content_text(dtype, bytes_of(request), request.name) + ", with tag " +
                         std::to_string(frame.tag) +
                         ". Remedy: give both a tensor of the same dtype and number of elements, or different tags."};
-  // As early as possible: what this rank sends there may wait for a receive.
+  // Sent as early as possible: this rank's messages to the peer may wait for a receive.
   Send& refusal = *peer.sends.emplace(peer.sends.empty() ? peer.sends.end() : std::next(peer.sends.begin()));
   refusal.reason = error.message;
   refusal.frame.bytes = refusal.reason.size();

@@ -1,14 +1,16 @@
-// Sends and receives of a process set. They pass between two ranks, without the negotiation and without the other ranks.
+// Sends and receives of a process set. They pass between two ranks, without the negotiation and the other ranks.
 //
-// Everything from one rank to another travels in one order through their channel: a *frame*, which says what the *message* is, and
-// then its bytes. A message goes straight into the tensor of the first receive that names its sender and its tag. A small message is
-// sent before there is such a receive: the channel holds it. A larger one waits, and what follows it waits behind it. If its receiver
-// waits for another message of this sender, that may be one behind it. So the message is *kept* in memory until its receive comes:
+// Everything from one rank to another travels in one order through their channel: a *frame* that describes a *message*,
+// then the bytes of the message. A message goes straight into the tensor of the first receive that names its sender and
+// its tag. A small message is sent before there is such a receive, because the channel holds it. A larger message waits
+// for its receive, and later messages wait behind it. If its receiver waits for another message of this sender, that
+// message may be behind it. So the receiver *keeps* the larger message in memory until its receive comes:
 //
 //     rank 0 sends a with tag 1, b with tag 2        rank 1 receives with tag 2, and keeps a; then with tag 1
 //
-// If a message does not fit its receive, the receiver refuses it: the receive fails, and the sender gets a frame that says why. The
-// bytes of the message still travel, to nowhere, so what follows is right. A send that has ended by then becomes a warning.
+// If a message does not fit its receive, the receiver refuses it: the receive fails, and the sender gets a frame with
+// the reason. The bytes of the message still travel, but are dropped, so later messages are intact. If the send has
+// ended by then, the sender prints a warning.
 #pragma once
 
 #include <cstddef>
@@ -32,34 +34,34 @@ class Pairs {
  public:
   using Pointer = std::shared_ptr<Operation>;
 
-  // `segment_bytes`: of a message between hosts. `arena` may be null where this rank is alone on its host. It and `config` outlive the
-  // object.
+  // `segment_bytes`: of a message between hosts. `arena` may be null if this rank is alone on its host. `arena` and
+  // `config` outlive this object.
   Pairs(const ProcessSetConfig& config, size_t segment_bytes, Arena* arena, OnEnd on_end);
   ~Pairs();
 
   void submit(const Pointer& operation);
-  // Moves what can be moved at once; true when anything has. Throws when a rank cannot be reached.
+  // Moves everything that can be moved at once. Returns true if anything has moved. Throws if a rank cannot be reached.
   bool advance();
   bool busy() const { return under_way_ > 0; }
-  // Takes an operation back that has not begun to move; true if it has.
+  // Takes back an operation that has not begun to move. Returns true if it did.
   bool cancel(const Handle& handle);
-  // A rank is lost. What has been sent to this rank can be received until then; after that every operation fails with `why`, which must
-  // outlive this.
+  // A rank is lost. Data that was sent to this rank can be received until `until`. After that, every operation fails
+  // with `why`, which must outlive this object.
   void end(const Error& why, Clock::time_point until) noexcept;
-  // Every operation under way fails. Needs no memory.
+  // Fails every operation under way. Needs no memory.
   void abandon(const Error& why) noexcept;
 
-  // Says which operation has not moved for longest, and how many more have not moved for `limit`; empty if there are none. `only_new`:
-  // leaves out those that it has named or counted before.
+  // Names the operation that has not moved for longest, and how many more have not moved for `limit`; empty if there
+  // are none. `only_new`: leaves out operations that it has named or counted before.
   std::string waiting(Clock::time_point now, Clock::duration limit, bool only_new);
 
  private:
   struct Frame {
-    uint64_t bytes = 0;  // that follow it
-    uint64_t number = 0;  // of the message, counted from 0; of a refusal, the message that is refused
+    uint64_t bytes = 0;  // bytes that follow the frame
+    uint64_t number = 0;  // of the message, from 0; in a refusal: of the refused message
     uint32_t tag = 0;
     DType dtype = DType::uint8;
-    bool refuses = false;  // what follows is the reason
+    bool refuses = false;  // the bytes that follow are the reason of a refusal
     char name[42] = {};
   };
   struct Entry {
@@ -72,7 +74,7 @@ class Pairs {
     Entry entry = {};  // without an operation: a refusal
     std::string reason = {};  // of a refusal
     std::optional<Error> refused = {};
-    size_t moved = 0;  // of the frame and what follows it
+    size_t moved = 0;  // bytes of the frame and the message
   };
   struct Kept {
     Frame frame;
@@ -84,13 +86,13 @@ class Pairs {
     Clock::time_point last_moved = {};
     std::list<Send> sends = {};  // the first one may have begun to move
     uint64_t sent = 0;  // messages
-    // What comes from it at present. Where it goes is known from `target` on: into the tensor of `receive`, or into `data`.
+    // The message that arrives now. Once `target` is set, the bytes go into the tensor of `receive`, or into `data`.
     Frame frame = {};
-    size_t moved = 0;  // of the frame and what follows it
+    size_t moved = 0;  // bytes of the frame and the message
     std::byte* target = nullptr;
     Entry receive = {};
     std::unique_ptr<std::byte[]> data = {};
-    bool drops = false;  // it was refused
+    bool drops = false;  // the message was refused
     std::list<Kept> kept = {};
   };
   using Receives = std::list<Entry>;
@@ -115,7 +117,7 @@ class Pairs {
   Arena* const arena_;
   const OnEnd on_end_;
   std::map<int, std::unique_ptr<Peer>> peers_;  // by index, from their first operation on; null: given up
-  Receives receives_;  // that no message has come for, in the order of their submission
+  Receives receives_;  // receives without a message so far, in the order of their submission
   size_t under_way_ = 0;
   const Error* why_ = nullptr;  // once a rank is lost
   Clock::time_point until_{};

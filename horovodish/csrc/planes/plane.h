@@ -1,4 +1,4 @@
-// How bytes move. One file pair per plane behind this contract.
+// How bytes move. Each plane is a file pair behind this contract.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 
 namespace horovodish {
 
-// Keeps memory until the process ends: a transfer that was given up may go on reading and writing it. Needs no memory itself.
+// Keeps memory until the process ends, because an abandoned transfer may go on reading and writing it. Needs no memory
+// itself.
 inline void keep_for_ever(std::shared_ptr<void> memory) noexcept {
   union Undestroyed {
     explicit Undestroyed(std::shared_ptr<void>&& its) : share(std::move(its)) {}
@@ -24,22 +25,22 @@ inline void keep_for_ever(std::shared_ptr<void> memory) noexcept {
   } const undestroyed(std::move(memory));
 }
 
-// Called once with each operation that has ended: with null, or with an error if it could not be carried out.
+// Called once for each operation that has ended: with null, or with an error if it could not be carried out.
 using OnEnd = std::function<void(const std::shared_ptr<Operation>&, const Error*)>;
 
 class Plane {
  public:
-  // An operation that a device has been given and has not done yet.
+  // An operation that a device has been given and has not completed.
   struct Launched {
-    uint64_t number;  // ascends from one to the next
+    uint64_t number;  // larger than the number of the operation before
     Clock::time_point since;
     std::shared_ptr<const Request> request;
-    std::vector<std::shared_ptr<DeviceEvent>> inputs;  // when they are there, on streams of the framework
+    std::vector<std::shared_ptr<DeviceEvent>> inputs;  // when the inputs are ready, on streams of the framework
     std::shared_ptr<DeviceEvent> done;
     std::shared_ptr<Handle> handle;
     std::shared_ptr<void> memory;  // of the operation
 
-    // Whether the device has come to it.
+    // Returns whether the device has reached the operation.
     bool has_inputs() const {
       return std::ranges::all_of(inputs, [](const auto& event) { return event->done(); });
     }
@@ -48,20 +49,21 @@ class Plane {
   virtual ~Plane() = default;
   // Takes over a decided operation. All ranks start the same operations in the same order, and they end in this order.
   virtual void start(std::shared_ptr<Operation> operation) = 0;
-  // Moves on as far as possible without waiting; true when something has moved.
-  // Throws when an operation cannot be completed; the engine then destroys the plane.
-  // A plane that cannot stop a transfer keeps a share of its operation's memory.
+  // Moves on as far as possible without waiting. Returns true if something has moved. Throws if an operation cannot be
+  // completed; the engine then destroys the plane. A plane that cannot stop a transfer keeps a share of its operation's
+  // memory.
   virtual bool advance() = 0;
-  // Must the engine look again by itself, because nobody rings its doorbell when a peer's data arrives?
+  // Returns whether the engine must look again by itself, because nobody rings its doorbell when a peer's data arrives.
   virtual bool needs_polling() const { return false; }
   // A report for each tensor that this rank has encoded.
   virtual std::vector<Residuals::Report> code_reports() const { return {}; }
-  // Of what is launched and not done, the operation that was launched first; null if there is none. It may still fail, so the engine
-  // looks now and then, although nothing is under way.
+  // The first launched operation that is not done; null if there is none. It may still fail, so the engine looks now
+  // and then, even if nothing is under way.
   virtual const Launched* oldest_launched() const { return nullptr; }
-  // This rank is about to leave: waits for what it has launched, for a time, because its peers may need it.
+  // This rank is about to leave: waits for its launched operations, within a time limit, because its peers may need
+  // them.
   virtual void drain(std::chrono::milliseconds) {}
-  // The plane is about to be destroyed, for this reason. What is launched and does not come to its end then is lost.
+  // The plane is about to be destroyed, for this reason. Launched operations that do not complete by then are lost.
   virtual void about_to_end(const Error&) noexcept {}
 };
 

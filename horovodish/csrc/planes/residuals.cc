@@ -12,7 +12,7 @@ namespace horovodish {
 
 namespace {
 
-// Zeros that take memory only where they are written: of a tensor, a rank may encode a part only.
+// Zeros that take memory only where they are written, since a rank may encode only a part of a tensor.
 std::shared_ptr<float> mapped_zeros(size_t count) {
   const size_t bytes = count * sizeof(float);
   void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -63,7 +63,7 @@ void Residuals::begin_use(Operation& operation) {
       entry.compression = operation.request->compression;
       entry.compression.kind = kind;
       buffer.figures = entry.figures;
-      // Nobody takes the result of what no rank has a value for, so its errors wait.
+      // If no rank has a value, nobody takes the result, so the errors wait.
       const bool keeps = error_feedback && (operation.absent.empty() || !mask_bit(operation.absent, i));
       if (keeps) {
         buffer.errors_move = entry.errors && entry.bucket != bucket;

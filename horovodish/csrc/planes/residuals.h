@@ -1,14 +1,15 @@
-// What this rank's codes have left out so far: errors that it adds to what it encodes next, by the names of tensors, since the
-// buckets in which these travel change. The reports of what it has encoded are kept here, too.
+// The errors that this rank's codes have left out so far. The rank adds them to the next values that it encodes. They
+// are kept by the names of tensors, because a tensor's bucket may change. This file also keeps the reports about
+// encoded tensors.
 //
-// Whatever a rank encodes at an element, a contribution or a sum, it keeps the error there, in units of the sum before the final
-// scaling. So it does not matter which host sums up an element next time. In another bucket, another rank of the host may encode the
-// element. Then this rank adds its error to what it gives that rank:
+// When a rank encodes an element, of a contribution or of a sum, it keeps the error there, in units of the sum before
+// the final scaling. So any host may sum up an element next time. In another bucket, another rank of the host may
+// encode the element. Then this rank adds its error to the value that it gives that rank:
 //
 //     a rank of 2 + 2     bucket {a}: encodes 0 to 49 of a         bucket {b, a}: encodes b
 //                         keeps the errors of 0 to 49 of a         gives away its values of a with these errors
 //
-// What is not used for long is dropped: the optimizer that had it may be gone.
+// Entries that are not used for long are dropped: the optimizer that used them may be gone.
 #pragma once
 
 #include <cstddef>
@@ -24,14 +25,14 @@
 
 namespace horovodish {
 
-// Of one process set. All ranks count the same uses, so they agree on what is encoded.
+// The residuals of one process set. All ranks count the same uses, so they agree on what is encoded.
 class Residuals {
  public:
-  // A decided operation begins: counts a use of its tensors. If codes are to travel, gives the operation its seed and the errors.
-  // A tensor that comes with another shape or dtype begins anew. So does one that was not used while another one was used kUnused
-  // times or more; after twice as many it is dropped.
+  // A decided operation begins: counts a use of its tensors. If codes are to travel, gives the operation its seed and
+  // the errors. A tensor with a new shape or dtype begins anew. So does a tensor that was not used while another one
+  // was used kUnused times or more; after twice as many uses it is dropped.
   void begin_use(Operation& operation);
-  // Whether the operation must wait for choose(): it is to be encoded by a codec that the ranks have not found out yet.
+  // Returns whether the operation must wait for choose(): its codec is automatic, and the ranks have not chosen yet.
   bool needs_choice(const Operation& operation) const;
   void choose(CodecKind kind) { chosen_ = kind; }
 
@@ -41,11 +42,12 @@ class Residuals {
     double share;
     CodeFigures figures;
   };
-  // Of every tensor that was encoded, by owner and name. Calls of allreduce that keep no errors are one tensor without a name.
+  // Of every encoded tensor, by owner and name. Calls of allreduce that keep no errors count as one tensor without a
+  // name.
   std::vector<Report> reports() const;
 
  private:
-  // Far more steps than lie between two uses of one optimizer's tensors, and soon over where another one trains.
+  // Far more steps than between two uses of one optimizer's tensors, and soon over if another optimizer trains.
   static constexpr uint64_t kUnused = 1000;
 
   struct Entry {
@@ -53,9 +55,9 @@ class Residuals {
     std::vector<int64_t> shape = {};
     std::string label = {};  // see Member
     uint64_t uses = 0;
-    uint64_t recent_uses = 0;  // since what was unused was last dropped
+    uint64_t recent_uses = 0;  // since unused entries were last dropped
     std::shared_ptr<float> errors = nullptr;
-    size_t bucket = 0;  // a digest of what it travelled with when the errors were last used
+    size_t bucket = 0;  // digest of the bucket in which the errors were last used
     Compression compression = {};
     // An operation that is under way shares it, as it shares the errors.
     std::shared_ptr<CodeFigures> figures = std::make_shared<CodeFigures>();

@@ -16,14 +16,14 @@ namespace horovodish {
 
 namespace {
 
-// Contributions to so many pieces are sent before the result of the first one.
+// How many more pieces a rank contributes to before the result of the first one is sent.
 constexpr size_t kLag = 8;
-// Values of a piece. They stay in the cache, and their codes are of a size that MPI sends without asking the receiver.
+// Values in a piece. They stay in the cache, and MPI sends their codes without asking the receiver.
 constexpr size_t kPiece = 64 << 10;
 
 class Stopwatch {
  public:
-  // Seconds since the last call, or since it was made.
+  // Seconds since the last call, or since the construction.
   double lap() {
     const auto now = Clock::now();
     return std::chrono::duration<double>(now - std::exchange(last_, now)).count();
@@ -54,7 +54,7 @@ class CodedAllreduce : public MpiTask {
         sent_(slots_ * hosts_, environment.mpi, code_bytes_),
         received_(slots_ * hosts_, environment.mpi, code_bytes_) {}
 
-  // A step of each kind at most, because the engine also looks at its messages.
+  // Takes at most one step of each kind, because the engine also looks at its messages.
   bool advance() override {
     const StandardFloats mode;
     bool moved = post_receives();
@@ -88,7 +88,7 @@ class CodedAllreduce : public MpiTask {
   std::byte* code(Codes& codes, Phase phase, size_t piece, size_t host) const {
     return codes.memory[phase].data() + index(piece, host) * code_bytes_;
   }
-  // The elements of a piece that a host sums up: whole blocks, but for the last one.
+  // The elements of a piece that a host sums up: whole blocks, except in the last part.
   Range part_of(size_t piece, size_t host) const {
     const Range whole = piece_of(values_.count, part_ * hosts_, piece);
     const size_t length = ceil_divide(ceil_divide(whole.count, hosts_), codec_.block()) * codec_.block();
@@ -96,7 +96,7 @@ class CodedAllreduce : public MpiTask {
     return {whole.begin + part.begin, part.count};
   }
 
-  // Contributions that are sent before the result of piece `settled`.
+  // How many contributions are sent before the result of piece `settled`.
   size_t before_result(size_t settled) const { return std::min(settled + kLag + 1, pieces_); }
 
   bool post_receives() {
@@ -201,7 +201,7 @@ class CodedAllreduce : public MpiTask {
     spent(part, &CodeFigures::code_bytes, static_cast<double>(bytes));
   }
 
-  // visit(range, where its code begins in that of the part)
+  // visit(range, where its code begins in the part's code)
   template <class Visit>
   void for_each_tile(const Range& part, Visit visit) const {
     for (size_t begin = 0; begin < part.count; begin += Codec::kTile) {
@@ -214,7 +214,7 @@ class CodedAllreduce : public MpiTask {
   void for_each_tensor(const Range& range, Visit visit) const {
     concatenation_.for_each_piece({values_.begin + range.begin, range.count}, visit);
   }
-  // Each tensor of a part has a share of what was spent on it.
+  // Divides the cost of a part among its tensors.
   void spent(const Range& part, double CodeFigures::* on, double amount) const {
     for_each_tensor(part, [&](const Concatenation::Tensor& tensor, size_t, size_t count, size_t) {
       tensor.figures->*on += amount * static_cast<double>(count) / static_cast<double>(part.count);
@@ -229,7 +229,7 @@ class CodedAllreduce : public MpiTask {
   }
   std::byte* at(const Range& tile) const { return memory_ + tile.begin * concatenation_.item_bytes(); }
 
-  // What this rank contributes: its values and the errors.
+  // This rank's contribution: its values plus the errors.
   void load(const Range& tile, float* values) const {
     load_floats(concatenation_.dtype(), at(tile), values, tile.count, scaling_.prescale);
     for_each_tensor(tile, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t at) {
@@ -239,7 +239,7 @@ class CodedAllreduce : public MpiTask {
       for (size_t i = 0; i < count; ++i) values[at + i] += errors[i];
     });
   }
-  // Leaves the errors in place of the values. Where these are not finite, the errors that are kept stay as they were.
+  // Leaves the errors in place of the values. If the new errors are not finite, the kept errors do not change.
   void encode(const Range& tile, float* values, std::byte* code) const {
     codec_.encode(values, tile.count, code, seed_of(tile));
     for_each_tensor(tile, [&](const Concatenation::Tensor& tensor, size_t first, size_t count, size_t at) {
@@ -267,7 +267,7 @@ class CodedAllreduce : public MpiTask {
   const Scaling scaling_;
   std::byte* const memory_;
   const size_t hosts_, own_;
-  const size_t part_;  // the most values of a part
+  const size_t part_;  // the most values in a part
   const size_t pieces_, slots_;
   const size_t code_bytes_;  // of the largest part
   Codes sent_, received_;

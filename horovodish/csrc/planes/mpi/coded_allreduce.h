@@ -1,14 +1,15 @@
-// An allreduce of floating-point values between hosts in which codes travel.
+// An allreduce of floating-point values between hosts that sends codes.
 //
-// The range is cut into pieces, and each piece into a part for each host. A rank encodes its values of the other hosts' parts and
-// sends each code to that host. There they are decoded and added in float32, in the order of hosts, and the sum is encoded once. The code of the
-// sum goes to all, and all use what it decodes to, also the rank that made it, so every rank gets the same bits.
+// The range is cut into pieces, and each piece into a part for each host. A rank encodes its values of another host's
+// part and sends the code to that host. That host decodes the codes, adds the values in float32 in the order of hosts,
+// and encodes the sum once. It sends this code to all hosts. Every host uses the decoded values, also the host that
+// made them, so every rank gets the same bits.
 //
 //     two hosts, a lag of 1      host 0 sends    c(0)  c(1)  r(0)  c(2)  r(1)  r(2)
 //     c: contributions, r: results of a piece
 //
-// Several pieces are under way, so encoding, sending and adding overlap. What a rank sends to another one comes in a fixed order,
-// so one tag is enough. What encoding leaves out is kept by element, see planes/residuals.h.
+// Several pieces are under way, so encoding, sending and adding overlap. The messages from one rank to another have a
+// fixed order, so one tag is enough. Errors of encoding are kept by element, see planes/residuals.h.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +31,7 @@ struct Coding {
   Trace trace;  // of the operation
 };
 
-// `values`: of the concatenation, which outlives the task. They lie in `memory`, and so do the results.
+// `values`: ranges of the concatenation, which outlives the task. `memory` holds them and the results.
 std::unique_ptr<MpiTask> make_coded_allreduce(const MpiEnvironment& environment, const Coding& coding,
                                               const Concatenation& concatenation, Range values, const Scaling& scaling,
                                               std::byte* memory);

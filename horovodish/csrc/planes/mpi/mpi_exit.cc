@@ -19,7 +19,7 @@ abi::MpiHandle world = 0;
 pid_t process = 0;
 std::atomic<bool> peers_are_lost{false};
 std::atomic<bool> has_stalled{false};
-std::atomic<bool> has_left{false};  // MPI, in whichever way; what comes after it may take its time
+std::atomic<bool> has_left{false};  // MPI, in either way; later steps may take their time
 int own_rank = 0;
 std::chrono::duration<double> warning{0};
 std::chrono::duration<double> patience{0};
@@ -57,10 +57,10 @@ void finalize(int status, void*) {
   if (status != 0 || peers_are_lost || getpid() != process || functions.finalized(&finalized) != abi::kMpiSuccess ||
       finalized)
     return;
-  std::signal(SIGTERM, SIG_DFL);  // a rank that waits for others can be asked to end
+  std::signal(SIGTERM, SIG_DFL);  // SIGTERM can end a rank that waits for others
   try {
     has_stalled ? end_if_it_takes_long() : warn_if_it_takes_long();
-  } catch (const std::exception&) {  // the system has no thread for it
+  } catch (const std::exception&) {  // the system refuses the thread
     if (has_stalled) return;
   }
   // The engine may have stopped before a rank died.
@@ -83,7 +83,7 @@ void finalize_mpi_at_exit(const std::string& library, abi::MpiHandle tolerant_wo
   on_exit(finalize, nullptr);
 }
 
-// The handler that is registered last runs first.
+// The last registered handler runs first.
 void fail_at_exit() {
   static const pid_t failed = getpid();
   on_exit(

@@ -27,7 +27,7 @@ std::unique_ptr<MpiTask> reduce_task(const MpiEnvironment& environment, Schedule
   return std::make_unique<ScheduleRun>(environment, std::move(schedule), buffer, bytes_of(dtype), step);
 }
 
-// Each rank reduces everything, in the order of ranks, so both get the same bits.
+// Each rank reduces all elements in the order of ranks, so both ranks get the same bits.
 std::unique_ptr<MpiTask> pair_task(const MpiEnvironment& environment, Schedule schedule, DType dtype, ReduceOp op,
                                    const Scaling& scaling, std::byte* buffer) {
   const auto step = [dtype, op, scaling, first = environment.rank == 0](std::byte* range, const std::byte* incoming,
@@ -42,7 +42,7 @@ size_t segment_of(const MpiEnvironment& environment, DType dtype) {
   return std::max<size_t>(1, environment.segment_bytes / bytes_of(dtype));
 }
 
-// Every rank gets everybody's values and reduces them for itself.
+// Every rank gets the values of all ranks and reduces them itself.
 std::unique_ptr<MpiTask> direct_task(const MpiEnvironment& environment, DType dtype, ReduceOp op,
                                      const Scaling& scaling, std::byte* buffer, size_t count) {
   const auto ranks = static_cast<size_t>(environment.ranks());

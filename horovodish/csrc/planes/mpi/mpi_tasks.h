@@ -1,4 +1,4 @@
-// The collectives between hosts on one piece of memory: a schedule, and how it reduces.
+// The collectives between hosts on one piece of memory: their schedules and reductions.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace horovodish {
 
 std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType dtype, ReduceOp op,
                                         const Scaling& scaling, std::byte* buffer, size_t count);
-// `shards`: the elements of each rank. Only those of this rank are the result.
+// `shards`: the elements of each rank. Only this rank's shard is a result.
 std::unique_ptr<MpiTask> make_reduce_scatter(const MpiEnvironment& environment, DType dtype, ReduceOp op,
                                              const Scaling& scaling, std::byte* buffer,
                                              const std::vector<Range>& shards);

@@ -9,11 +9,11 @@ namespace horovodish {
 
 namespace {
 
-// Buffers of more segments than this go down a chain: the pipeline is then long enough to hide its depth.
+// A buffer of more segments than this goes down a chain: the pipeline is then long enough to hide the chain's depth.
 constexpr size_t kChainSegments = 8;
 
-// What a step costs until its first byte arrives, and what a message costs its sender, by the bytes that could be sent in
-// that time: 20 us and 2 us of a link that a rank fills with 0.6 GB/s, measured over TCP.
+// The cost of a step until its first byte arrives, and of a message for its sender, as bytes that could be sent in that
+// time: 20 us and 2 us of a link that a rank fills with 0.6 GB/s, measured over TCP.
 constexpr double kStepBytes = 12 << 10, kMessageBytes = 1200;
 
 std::vector<Range> segments_of(Range range, size_t segment) {
@@ -24,13 +24,13 @@ std::vector<Range> segments_of(Range range, size_t segment) {
   return result;
 }
 
-// `steps` of the ring, each of which sends on what the step before received; the shards rotate so that rank i finishes
-// shard i after ranks - 1 steps. The steps after those pass finished shards round.
+// `steps` steps of the ring. Each step sends the data that the step before received. The shards rotate so that rank i
+// finishes shard i after ranks - 1 steps. Later steps pass finished shards round.
 Schedule ring(int rank, int ranks, const std::vector<Range>& shards, size_t segment, int steps) {
   Schedule schedule;
   const int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
   const auto shard_at = [&](int index) { return static_cast<size_t>((index + 3 * ranks) % ranks); };
-  std::vector<size_t> sent_before(static_cast<size_t>(ranks));  // by shard: sends before it was last sent
+  std::vector<size_t> sent_before(static_cast<size_t>(ranks));  // by shard: number of sends before its last send
   size_t received_before = 0;
   for (int step = 0; step < steps; ++step) {
     const size_t sent = shard_at(rank - step - 1), received = shard_at(rank - step - 2);
@@ -139,7 +139,7 @@ Schedule pair_allreduce(int rank, size_t count, size_t segment) {
   return schedule;
 }
 
-// Beginning with the next rank, so that no rank is everybody's first.
+// Begins with the next rank, so that no rank is the first one of all the others.
 Schedule direct_exchange(int rank, int ranks, const std::vector<Range>& sent, const std::vector<Range>& received,
                          size_t segment) {
   Schedule schedule;
@@ -166,7 +166,8 @@ Schedule tree_broadcast(int rank, int ranks, int root, size_t count, size_t segm
     parent = position - 1;
     if (position + 1 < ranks) children.push_back(position + 1);
   } else {
-    // The parent lacks the lowest set bit of a position; the children add a lower bit each, the largest subtree first.
+    // The parent of a position lacks its lowest set bit. The children add one lower bit each, the largest subtree
+    // first.
     int bit = 1;
     while (bit < ranks && (position & bit) == 0) bit *= 2;
     parent = position & ~bit;

@@ -1,5 +1,5 @@
-// Who sends which part of a buffer to whom, and when: the algorithms between hosts as plain data, built before anything
-// moves, so that they can be checked without moving anything.
+// Which rank sends which part of a buffer to which rank, and when: the algorithms between hosts as plain data, built
+// before anything moves, so that tests can check them without moving anything.
 //
 // Nomenclature. A buffer of n ranks is cut into n *shards*; a shard travels in *segments*, so that a rank can reduce or
 // pass on one segment while the next is on the wire. All positions and lengths are in elements.
@@ -26,11 +26,11 @@ struct Receive {
   };
   int peer;
   size_t begin, count;
-  size_t after;  // may write to its range once this many of the schedule's sends are done, because they read it
+  size_t after;  // may write once this many of the schedule's sends are done, because these read the range
   Then then;
 };
 
-// Sends start, and receives are posted, in order; between two ranks they match in order.
+// Sends start, and receives are posted, in order. Between two ranks they match in order.
 struct Schedule {
   std::vector<Send> sends;
   std::vector<Receive> receives;
@@ -44,25 +44,25 @@ Schedule ring_reduce_scatter(int rank, int ranks, const std::vector<Range>& shar
 // optimal all-reduce algorithms for clusters of workstations", 2009.
 Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment);
 
-// Reduce-scatter by halves, then all-gather of the shards by doubling: 2 log2(n) steps. Of n ranks that are no power of two,
-// those beyond the last one first give their values to a rank and get the result from it, two steps more. Thakur,
-// Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
+// Reduce-scatter by halves, then all-gather of the shards by doubling: 2 log2(n) steps. If n is no power of two, the
+// ranks beyond the largest power first give their values to another rank and later get the result from it: two more
+// steps. Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
 Schedule halving_allreduce(int rank, int ranks, size_t count, size_t segment);
 
-// All-reduce of two ranks: each sends the other one everything, as much as in a ring, in one step.
+// All-reduce of two ranks in one step: each sends the other one everything. That is as much as in a ring.
 Schedule pair_allreduce(int rank, size_t count, size_t segment);
 
 enum class AllreduceAlgorithm { direct, halving, ring };
 
-// The all-reduce between hosts that takes least time. `direct` sends everything to everybody in one step.
+// The fastest all-reduce between hosts. `direct` sends everything to every rank in one step.
 AllreduceAlgorithm fastest_allreduce(int ranks, size_t bytes);
 
 // Every rank sends a block to every other: one step. sent[i] is for rank i, received[i] comes from rank i.
 Schedule direct_exchange(int rank, int ranks, const std::vector<Range>& sent, const std::vector<Range>& received,
                          size_t segment);
 
-// From the root down a tree in which a rank passes a segment on as soon as it has it. Short buffers take a binomial
-// tree, log2(n) steps; long ones a chain, in which the root sends the buffer once.
+// A tree from the root. A rank passes a segment on as soon as it has it. A short buffer takes a binomial tree, log2(n)
+// steps; a long one takes a chain, and the root sends it once.
 Schedule tree_broadcast(int rank, int ranks, int root, size_t count, size_t segment);
 
 }  // namespace horovodish

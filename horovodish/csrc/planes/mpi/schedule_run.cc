@@ -6,7 +6,7 @@
 namespace horovodish {
 
 namespace {
-// Transfers of one schedule under way in each direction.
+// How many transfers of a schedule are under way in each direction.
 constexpr size_t kTransfers = 4;
 }  // namespace
 

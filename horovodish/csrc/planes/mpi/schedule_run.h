@@ -10,22 +10,22 @@
 
 namespace horovodish {
 
-// Something under way between hosts; a state machine that never waits.
+// Work between hosts: a state machine that never waits.
 class MpiTask {
  public:
   virtual ~MpiTask() = default;
-  // True when something moved.
+  // Returns true if something moved.
   virtual bool advance() = 0;
   virtual bool done() const = 0;
-  // Whether it records its phases in the timeline by itself.
+  // Returns whether it records its phases in the timeline itself.
   virtual bool records_phases() const { return false; }
-  // Nothing is written any more when this returns, and the task will not be done.
+  // After this, nothing is written any more, and the task never completes.
   virtual void cancel_receives() noexcept = 0;
 };
 
 struct MpiEnvironment {
   const abi::Mpi& mpi;
-  std::vector<int> peers;  // the ranks that take part, by their ranks in the communicator
+  std::vector<int> peers;  // the participating ranks, by their ranks in the communicator
   int rank;                // this one's index among them
   int tag;
   size_t segment_bytes;
@@ -36,11 +36,11 @@ struct MpiEnvironment {
 // A schedule on a buffer.
 class ScheduleRun : public MpiTask {
  public:
-  // `reduce_into(range, incoming, count, finish)` combines a received range; needed where the schedule reduces.
+  // `reduce_into(range, incoming, count, finish)` combines a received range. Needed if the schedule reduces.
   using ReduceInto = std::function<void(std::byte* range, const std::byte* incoming, size_t count, bool finish)>;
 
-  // `buffer` takes what is received; what is sent is read from `sent`, or from `buffer` too when that is null. `then` is called once,
-  // when everything has been sent and received.
+  // `buffer` takes the received data. Sends read from `sent`, or from `buffer` if `sent` is null. `then` is called
+  // once, when everything has been sent and received.
   ScheduleRun(const MpiEnvironment& environment, Schedule schedule, std::byte* buffer, size_t item_bytes,
               ReduceInto reduce_into = nullptr, const std::byte* sent = nullptr, std::function<void()> then = nullptr);
   bool advance() override;
@@ -52,7 +52,7 @@ class ScheduleRun : public MpiTask {
  private:
   struct Transfer {
     MpiRequest request;
-    std::vector<std::byte> staging;  // of a receive that is reduced
+    std::vector<std::byte> staging;  // for a receive that is reduced
   };
   bool post_receive();
   bool finish_receive();
@@ -67,7 +67,7 @@ class ScheduleRun : public MpiTask {
   const std::byte* const sent_;
   const size_t item_;
   const ReduceInto reduce_into_;
-  std::function<void()> then_;  // empty once it was called
+  std::function<void()> then_;  // empty after its call
   std::vector<Transfer> sends_, receives_;  // transfer i of the schedule uses entry i modulo the size
   size_t sends_started_ = 0, sends_done_ = 0, receives_posted_ = 0, receives_done_ = 0;
 };

@@ -1,11 +1,12 @@
-// In which order the operations of this rank's process sets are launched on its GPU: the same on every rank, because
+// The order in which the operations of this rank's process sets are launched on its GPU. It is the same on every rank:
 // two communicators that are launched in different orders on two GPUs wait for each other for ever:
 //
 //     rank 0 launches set 1, then set 2: its GPU waits in set 1 for rank 1
 //     rank 1 launches set 2, then set 1: its GPU waits in set 2 for rank 0
 //
-// So an operation needs a ticket. The order of tickets is that of the decisions of the global process set. Its own operations
-// have their places there; any other set's first rank asks for one, which the global set's root announces to all.
+// So an operation needs a ticket. Tickets have the order of the decisions of the global process set. The global set's
+// own operations have their places there. For another set, its first rank asks for a ticket, and the global set's root
+// announces the ticket to all ranks.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,14 @@ class LaunchOrder {
 
   explicit LaunchOrder(Ask ask) : ask_(std::move(ask)) {}
 
-  // A process set that can launch begins, or ends: a ticket of its own would hold up all that follow.
+  // A process set that can launch begins or ends. A ticket of an ended set would hold up all later ones.
   void open(int process_set) { open_.insert(process_set); }
   void close(int process_set) {
     open_.erase(process_set);
     std::erase_if(tickets_, [process_set](const auto& ticket) { return ticket.first == process_set; });
   }
-  // Of a set of one rank, which waits for nobody, so its place makes no difference to others; or of the global set.
+  // Adds a ticket of the global set, or of a set of one rank: that set waits for nobody, so its place does not matter
+  // to others.
   void add(int process_set, uint64_t decision) { tickets_.push_back({process_set, decision}); }
   void ask(int process_set, uint64_t decision) const { ask_(process_set, decision); }
   void announced(int process_set, uint64_t decision) {
@@ -42,7 +44,7 @@ class LaunchOrder {
   void launched() { tickets_.pop_front(); }
   // No more tickets are announced, for this reason.
   void end(const std::string& why) { ended_ = why; }
-  const std::string& ended() const { return ended_; }  // empty: it has not
+  const std::string& ended() const { return ended_; }  // empty: it has not ended
 
  private:
   const Ask ask_;

@@ -1,5 +1,5 @@
-// What this rank has launched on its GPU, in all process sets. An operation counts as complete when it is launched, so this is
-// where the engine learns whether it also came to its end.
+// The operations that this rank has launched on its GPU, in all process sets. An operation counts as complete when it
+// is launched, so this is where the engine learns whether the GPU has completed it.
 //
 // Only the thread that holds the seat reports. Any thread may ask.
 #pragma once
@@ -18,34 +18,34 @@ namespace horovodish {
 
 class LaunchedOperations {
  public:
-  // One more was launched. Returns its number.
+  // One more operation was launched. Returns its number.
   uint64_t begin() {
     const uint64_t number = last_ + 1;
     under_way_.insert(number);
     oldest_ = *under_way_.begin();
-    last_ = number;  // after `oldest_`: who sees this number also sees that it is under way
+    last_ = number;  // after `oldest_`: a thread that sees this number sees that it is under way
     return number;
   }
-  // Its event has come, and nothing is known against its result.
+  // The operation's event has come, and no error of it is known.
   void end(uint64_t number) noexcept {
     under_way_.erase(number);
     oldest_ = under_way_.empty() ? kNone : *under_way_.begin();
   }
-  // It will not come to its end. The first of these is kept.
+  // The operation will not complete. The first of these is kept.
   void lose(uint64_t number, const Error& why) noexcept {
     keep(why);
     if (first_lost_ == 0 || number < first_lost_) first_lost_ = number;  // before the operation counts as ended
     end(number);
   }
 
-  // The number of the one that was launched last.
+  // The number of the last launched operation.
   uint64_t last() const { return last_; }
-  // Whether none up to this number is under way.
+  // Returns whether no operation up to this number is under way.
   bool ended(uint64_t number) const { return oldest_ > number; }
   bool any_lost() const { return first_lost_ != 0; }
-  // The least number of one that never came to its end; 0 if there is none.
+  // The least number of an operation that never completed; 0 if there is none.
   uint64_t first_lost() const { return first_lost_; }
-  // Why the first one that was lost never came to its end.
+  // Why the first lost operation never completed.
   std::optional<Error> loss() const {
     const std::lock_guard lock(mutex_);
     return loss_;

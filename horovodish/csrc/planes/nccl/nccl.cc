@@ -17,11 +17,11 @@ namespace horovodish {
 
 namespace {
 
-// How long a rank waits for what its GPU still does when a peer has gone.
+// How long a rank waits for its GPU's remaining work when a peer has gone.
 constexpr std::chrono::milliseconds kFarewellLimit{1000};
 constexpr std::chrono::milliseconds kFarewellNap{1};
 constexpr std::chrono::milliseconds kEndLimit{1000};
-// NCCL launches from a thread of its own (all versions from 2.27 on), for which a nap of the engine's would be too long.
+// NCCL launches from its own thread (all versions from 2.27 on), and a nap of the engine would be too long for that.
 constexpr std::chrono::microseconds kLaunchSpin{200};
 
 std::string host_name() {
@@ -54,7 +54,7 @@ NcclPlane::~NcclPlane() {
   Operation* const launching = !items_.empty() && items_.front()->launch ? items_.front()->operation.get() : nullptr;
   if (communicator_) {
     end_communicator(launching);
-  } else {  // what was launched are copies within this GPU, which nobody aborts
+  } else {  // these are copies within this GPU, which nobody aborts
     for (const Launched& copy : launched_) launched_operations_.end(copy.number);
   }
   for (const Launched& its : launched_) {
@@ -63,11 +63,11 @@ NcclPlane::~NcclPlane() {
   if (launching != nullptr && (!launching->done || !launching->done->done())) keep_for_ever(launching->memory);
 }
 
-// `launching`: null, or an operation whose launch has begun. Its memory is in use until the aborted kernel has ended.
+// `launching`: an operation whose launch has begun, or null. Its memory is in use until the aborted kernel has ended.
 void NcclPlane::end_communicator(Operation* launching) noexcept {
-  drain(kFarewellLimit);  // what a rank that has left in order has had its part in
+  drain(kFarewellLimit);  // operations in which a rank has done its part before it left without an error
   const bool all_done = launched_.empty() && launching == nullptr;
-  lose_launched();  // before the communicator is aborted, which makes their events come
+  lose_launched();  // before the communicator is aborted: the abort makes their events come
   try {
     const Device::Scope scope(*device_);
     if (all_done) communicator_->finalize(kFarewellLimit);
@@ -105,8 +105,8 @@ void NcclPlane::start(std::shared_ptr<Operation> operation) {
   order(*item->operation);
   const Request& request = *item->operation->request;
   if (is_local_copy(request)) return;
-  // All ranks must do this for the same operations. They hear the result at different times, so only what
-  // has been decided may count here.
+  // All ranks must do this for the same operations. They hear the result at different times, so only decided facts may
+  // count here.
   if (!validation_ || (validation_->any_joined && !item->operation->any_joined)) exchange_bootstrap(*item->operation);
   item->validation = validation_;
   if (request.any_rows()) count(item);
@@ -120,7 +120,7 @@ bool NcclPlane::advance() {
   return progressed;
 }
 
-// The host's plane takes its operations up in one order on all ranks, so this one needs no decision of its own.
+// The host's plane starts operations in one order on all ranks, so this one needs no decision.
 void NcclPlane::tell_each_other(const std::string& name, const std::string& text,
                                 std::function<void(const std::vector<std::string>&)> then) {
   auto request = std::make_shared<Request>();
@@ -200,7 +200,7 @@ void NcclPlane::validate(const std::vector<std::string>& told, Validation& valid
   validation.known = true;
 }
 
-// Why these ranks cannot have a communicator, in words better than NCCL's; empty when they can.
+// Why these ranks cannot have a communicator, in clearer words than NCCL's; empty if they can.
 std::string NcclPlane::refusal(const std::vector<Bootstrap>& ranks) const {
   const auto name = [this](size_t index) { return text_of(config_.ranks[index]); };
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -236,7 +236,7 @@ void NcclPlane::count(const std::shared_ptr<Item>& item) {
   });
 }
 
-// True when the first operation has come further.
+// Returns true if the first operation has moved on.
 bool NcclPlane::advance_first() {
   const std::shared_ptr<Item> item = items_.front();
   Operation& operation = *item->operation;
@@ -303,7 +303,7 @@ void NcclPlane::launched(Operation& operation, Device& device) {
   operation.done = done;
 }
 
-// Of the first operation.
+// Ends the first operation.
 void NcclPlane::end(const Error* error) {
   const auto operation = std::move(items_.front()->operation);
   items_.pop_front();
@@ -331,8 +331,8 @@ void NcclPlane::copy_alone(Operation& operation) {
   launched(operation, device);
 }
 
-// Forgets the operations that the GPU has done. Throws what has gone wrong in the background. An error of NCCL's ends a kernel,
-// too, so an event counts only if NCCL says after the event that all is well.
+// Forgets the operations that the GPU has completed. Throws errors from the background. An error of NCCL also ends a
+// kernel, so an event counts only if NCCL reports no error after it.
 void NcclPlane::look_at_launched() {
   size_t come = 0;
   while (come < launched_.size() && launched_[come].done->done()) launched_[come++].done->check();

@@ -1,4 +1,4 @@
-// The plane of CUDA tensors: NCCL on the engine's stream of this rank's GPU. It hands tensors of the host on to the host's plane.
+// The plane of CUDA tensors: NCCL on the engine's stream of this rank's GPU. It hands host tensors to the host's plane.
 //
 // An operation passes these stages; only the first in the queue moves, and all of a rank's process sets share one order
 // of launches (launch_order.h):
@@ -8,8 +8,9 @@
 //     count       where the number of rows differs by rank: they tell it each other, likewise
 //     connect     once for the plane: the communicator is made
 //     launch      packing, the call, and when NCCL has launched that, unpacking
-// It is complete when launched; its event comes when the GPU has done it. No stage waits: NCCL's calls return at once and
-// are asked for their end. An operation whose event does not come before the plane ends is lost (launched_operations.h).
+// An operation is complete when launched. Its event comes when the GPU has done it. No stage waits: NCCL's calls return
+// at once, and the plane asks later whether they have ended. An operation whose event does not come before the plane
+// ends is lost (launched_operations.h).
 #pragma once
 
 #include <chrono>
@@ -33,7 +34,7 @@ class NcclPlane : public Plane {
   // `config`, `order` and `launched` outlive the plane.
   NcclPlane(const ProcessSetConfig& config, const EngineOptions& options, std::unique_ptr<Plane> host,
             LaunchOrder& order, LaunchedOperations& launched, OnEnd on_end);
-  // Waits for a moment for what was launched, then aborts it.
+  // Waits briefly for launched operations, then aborts them.
   ~NcclPlane() override;
 
   void start(std::shared_ptr<Operation> operation) override;
@@ -45,7 +46,7 @@ class NcclPlane : public Plane {
   void about_to_end(const Error& why) noexcept override;
 
  private:
-  // What the ranks tell each other before the others wait for them.
+  // The data that the ranks exchange in the bootstrap.
   struct Bootstrap {
     std::string problem, host, gpu, gpu_id;
     int64_t ordinal = -1;
@@ -58,15 +59,15 @@ class NcclPlane : public Plane {
     }
   };
   struct Validation {
-    bool any_joined = false;  // when it was asked for
+    bool any_joined = false;  // a rank had joined when this was asked for
     bool known = false;
-    std::string refusal;  // why this set cannot use NCCL; empty when it can
+    std::string refusal;  // why this set cannot use NCCL; empty if it can
     abi::NcclUniqueId id{};
   };
   struct Item {
     std::shared_ptr<Operation> operation;
     std::shared_ptr<const Validation> validation;
-    NcclLaunch::Rows rows;  // once they are known
+    NcclLaunch::Rows rows;  // once the rows are known
     std::unique_ptr<NcclLaunch> launch;  // null until launched
   };
 
@@ -82,7 +83,7 @@ class NcclPlane : public Plane {
   void unpack(Item& item);
   void copy_alone(Operation& operation);
   void end(const Error* error);
-  // Whether nothing travels and nothing is multiplied.
+  // True if the operation is a local copy: one rank, no scaling.
   bool is_local_copy(const Request& request) const {
     return config_.ranks.size() == 1 && !alone_ && !is_scaled(request);
   }
@@ -92,14 +93,14 @@ class NcclPlane : public Plane {
   void lose_launched() noexcept;
 
   const ProcessSetConfig& config_;
-  const bool alone_;  // a rank that is alone uses NCCL, too, even where a copy would do
+  const bool alone_;  // a rank that is alone uses NCCL, even if a copy is enough
   const bool shared_gpu_;  // several ranks may use one GPU
   const std::unique_ptr<Plane> host_;
   LaunchOrder& order_;
   LaunchedOperations& launched_operations_;
   const OnEnd on_end_;
 
-  Device* device_ = nullptr;  // null until the first operation, and where there is none
+  Device* device_ = nullptr;  // null until the first operation, and if there is no device
   std::shared_ptr<Validation> validation_;  // for operations from now on; null until the first one
   std::unique_ptr<NcclCommunicator> communicator_;
   std::deque<std::shared_ptr<Item>> items_;

@@ -64,7 +64,7 @@ bool NcclCommunicator::ready() {
 
 void NcclCommunicator::finalize(std::chrono::milliseconds limit) noexcept {
   abi::NcclResult state = abi::NcclResult::in_progress;
-  // One that is still being made, or has failed, is refused.
+  // NCCL refuses to finalize a communicator that is still being made or has failed.
   if (nccl_.comm_get_async_error(communicator_, &state) != abi::NcclResult::success) return;
   if (state != abi::NcclResult::success) return;
   state = nccl_.comm_finalize(communicator_);

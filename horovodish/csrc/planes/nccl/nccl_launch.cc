@@ -11,11 +11,11 @@ namespace horovodish {
 
 namespace {
 
-// Where tensors begin in the fusion buffer, as CUDA's own allocations do.
+// Alignment of tensors in the fusion buffer, as in CUDA's own allocations.
 constexpr size_t kAlignment = 256;
-// Tensors from this size on travel where they are, so that no group makes the fusion buffer as large as itself.
+// Tensors of this size or more are not packed, so that a group does not make the fusion buffer as large as itself.
 constexpr size_t kLarge = 4 << 20;
-// Numbers that float16 has with all its digits.
+// The range of numbers that float16 represents with all its digits.
 constexpr double kSmallestHalf = 0x1p-14, kLargestHalf = 65504;
 
 }  // namespace
@@ -41,7 +41,7 @@ std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& d
 
 std::string problem_for_nccl(const Request& request) {
   const CodecKind kind = request.compression.kind;
-  // Links between GPUs are not measured, so automatic means none here.
+  // Links between GPUs are not measured, so automatic means no codec here.
   if (kind != CodecKind::none && kind != CodecKind::automatic) return "codes are made in host memory";
   return problem_for_nccl(request.kind, request.op, dtypes_of(request), request.prescale, request.postscale);
 }
@@ -97,7 +97,7 @@ void NcclLaunch::plan_allreduce() {
   }
 }
 
-// Several tensors become one long vector in the fusion buffer. One alone needs none.
+// Several tensors become one long vector in the fusion buffer. A single tensor needs no buffer.
 void NcclLaunch::plan_vector(const Concatenation& whole) {
   if (whole.count() == 0) return;
   const Concatenation::Tensor& first = whole.tensors().front();
@@ -108,7 +108,8 @@ void NcclLaunch::plan_vector(const Concatenation& whole) {
   }
 }
 
-// In the fusion buffer, in place. Of the tensors, `comes` is copied there first, and `goes` back at the end.
+// Works in place in the fusion buffer. Copies the range `comes` from the tensors to the buffer first, and the range
+// `goes` back at the end.
 void NcclLaunch::plan_in_buffer(const Concatenation& whole, Range comes, Range goes) {
   const size_t item = whole.item_bytes();
   std::byte* const buffer = reserve(whole.count() * item);
@@ -141,7 +142,7 @@ void NcclLaunch::plan_reducescatter() {
   }
 }
 
-// Of a reducescatter, only the own part goes back; of an allgather, only that one comes.
+// A reducescatter copies only this rank's part back. An allgather copies only this rank's part in.
 void NcclLaunch::plan_elements() {
   const bool gathers = request_.kind == Kind::allgather;
   for (const Concatenation& whole : Concatenation::by_dtype(operation_)) {
@@ -183,12 +184,12 @@ int64_t NcclLaunch::rows(size_t member, size_t from, size_t to) const {
 }
 
 void NcclLaunch::call() {
-  // Made before the group: NCCL takes no other calls within one.
+  // Made before the group: within a group, NCCL takes no other calls.
   std::vector<abi::NcclOp> ops;
   if (request_.kind == Kind::allreduce || request_.kind == Kind::reducescatter) {
     for (const Piece& piece : pieces_) ops.push_back(op_for(piece.dtype));
   }
-  // A group that was left open by an error would swallow the calls of other communicators.
+  // If an error left a group open, the group would swallow the calls of other communicators.
   struct Group {
     const abi::Nccl& nccl;
     bool open = true;
@@ -227,8 +228,8 @@ void NcclLaunch::unpack() {
   for (const Piece& piece : after_) copy(piece);
 }
 
-// Factors and the average are one multiplication of each contribution before it is added. A rank that has joined
-// contributes the identity, and does not count for an average.
+// Factors and the average become one multiplication of each contribution before the sum. A joined rank contributes the
+// identity, and does not count for an average.
 abi::NcclOp NcclLaunch::op_for(DType dtype) {
   switch (request_.op) {
     case ReduceOp::min:
@@ -284,7 +285,7 @@ bool NcclLaunch::all_equal(SizeOf size_of_rank) const {
   return equal;
 }
 
-// NCCL deals out equal parts only. Where they are not, each is reduced to its rank.
+// NCCL scatters only equal parts. Unequal parts are each reduced to their rank.
 template <class PartOf>
 void NcclLaunch::reduce_parts(const Piece& piece, std::byte* own, abi::NcclOp op, PartOf part_of) {
   const abi::NcclType type = nccl_type(piece.dtype);
@@ -298,7 +299,7 @@ void NcclLaunch::reduce_parts(const Piece& piece, std::byte* own, abi::NcclOp op
   }
 }
 
-// NCCL gathers equal parts only. Where they are not, each is sent to all by its rank.
+// NCCL gathers only equal parts. Unequal parts are each broadcast by their rank.
 template <class BytesOf>
 void NcclLaunch::gather_parts(const std::byte* own, std::byte* target, BytesOf bytes_of_rank) {
   if (all_equal(bytes_of_rank)) return ask(nccl_.all_gather, own, target, bytes_of_rank(0), abi::NcclType::uint8);

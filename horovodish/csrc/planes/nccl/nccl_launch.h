@@ -1,4 +1,4 @@
-// One operation as calls of NCCL's: packing and the calls themselves, and what is left to copy afterwards.
+// One operation as NCCL calls: the packing, the calls, and the copies afterwards.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace horovodish {
 
-// Why NCCL cannot do what a request asks for; empty when it can. The same on all ranks that ask for the same.
+// Why NCCL cannot carry out a request; empty if it can. The same on all ranks whose requests are the same.
 std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& dtypes, double prescale,
                              double postscale);
 std::string problem_for_nccl(const Request& request);
@@ -21,19 +21,20 @@ bool is_scaled(const Request& request);
 
 class NcclLaunch {
  public:
-  // Of an allgather or alltoall, what each rank sends: Buffer::rows of its members, one after the other.
+  // Of an allgather or alltoall: what each rank sends, as Buffer::rows of its members, one after the other.
   using Rows = std::vector<std::vector<int64_t>>;
 
   NcclLaunch(Operation& operation, const Rows& rows, NcclCommunicator& communicator, Device& device, int own,
              int ranks);
 
-  // In this order on the device's stream, the last when NCCL has launched what the second has asked for.
+  // Call these in this order on the device's stream; the last one after NCCL has launched the calls of the second.
   void pack();
   void call();
   void unpack();
 
  private:
-  // What travels: a member as it is, or several as one vector. Or what is copied; without a source, filled with the identity.
+  // A unit of transfer: a member as it is, or several members as one vector. Or a unit of copying; without a source, it
+  // is filled with the identity.
   struct Piece {
     const std::byte* source;
     std::byte* target;
@@ -50,7 +51,7 @@ class NcclLaunch {
   void plan_broadcast();
   std::byte* reserve(size_t bytes);
   void copy(const Piece& piece) const;
-  // Rows of a member that one rank sends to another.
+  // Number of rows of a member that one rank sends to another.
   int64_t rows(size_t member, size_t from, size_t to) const;
   abi::NcclOp op_for(DType dtype);
   void call_reducescatter(const Piece& piece, const Member& member, abi::NcclOp op);
