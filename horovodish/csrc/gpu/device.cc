@@ -17,11 +17,11 @@ namespace {
 
 struct Libraries {
   std::mutex mutex;
-  std::optional<abi::Cuda> cuda;  // the rest is guarded by mutex, too, until it is set; then nothing changes it
+  std::optional<abi::Cuda> cuda;  // until it is set, mutex guards the rest, too; then nothing changes it
   std::optional<abi::Nccl> nccl;
 };
 
-// Never destroyed: what uses them may be at work until the process has ended.
+// Never destroyed: threads may use them until the process has ended.
 Libraries& libraries() {
   static auto* const all = new Libraries;
   return *all;
@@ -127,7 +127,7 @@ Device::Device(int ordinal)
   const Scope scope(*this);
   int least = 0, greatest = 0;
   cuda_.check(cuda_.stream_priority_range(&least, &greatest), "the stream priorities were looked up");
-  // What waits for other ranks must not wait for the kernels of this one as well.
+  // Work that waits for other ranks must not also wait for this rank's kernels.
   cuda_.check(cuda_.stream_create(&stream_, abi::kCudaStreamNonBlocking, greatest), "a stream was made");
 }
 
@@ -142,7 +142,7 @@ Device::Scope::~Scope() {
   cuda_.context_pop(&context);
 }
 
-// What is done to a stream that is being captured would end the capture with an error of CUDA's.
+// An operation on a captured stream would end the capture with a CUDA error.
 void Device::check_not_captured(abi::CuStream stream) const {
   int status = abi::kCudaCaptureNone;
   const int asked = cuda_.stream_is_capturing(stream, &status);
@@ -198,7 +198,7 @@ void Device::fill_identity(DType dtype, ReduceOp op, std::byte* target, size_t c
         result = cuda_.fill_32(start, words[0], 2 * count, stream_);
         break;
       }
-      // The two halves of each value, one after the other.
+      // Fills the two halves of each value, one after the other.
       result = cuda_.fill_2d_32(start, 8, words[0], 1, count, stream_);
       cuda_.check(result, "memory was filled");
       result = cuda_.fill_2d_32(start + 4, 8, words[1], 1, count, stream_);
@@ -208,7 +208,7 @@ void Device::fill_identity(DType dtype, ReduceOp op, std::byte* target, size_t c
 
 std::byte* Device::scratch(size_t bytes) {
   if (bytes <= scratch_bytes_) return scratch_;
-  // In the order of the stream, so that what uses the old one now goes on.
+  // Freed in the order of the stream, so that work that uses the old memory continues.
   if (scratch_ != nullptr) {
     scratch_bytes_ = 0;
     cuda_.check(cuda_.memory_free(address_of(std::exchange(scratch_, nullptr)), stream_), "memory was given back");

@@ -1,5 +1,5 @@
-// A CUDA device as the engine uses it: the device's primary context, which frameworks use, too, and one stream on which
-// everything of the engine happens in order. The host never waits for the device.
+// A CUDA device as the engine uses it: the device's primary context, which frameworks use, too, and one stream for all
+// work of the engine, in order. The host never waits for the device.
 #pragma once
 
 #include <cstddef>
@@ -15,26 +15,26 @@
 
 namespace horovodish {
 
-// Loads the libraries by which devices are used, once for the process. An empty `nccl` means that there is none.
-// Returns NCCL's version, 0 for none. Throws std::runtime_error naming the library and what is wrong with it.
+// Loads the CUDA and NCCL libraries, once for the process. An empty `nccl` means that there is none. Returns NCCL's
+// version, 0 for none. Throws std::runtime_error with the library and the reason.
 int load_device_libraries(const std::string& cuda, const std::string& nccl);
-// Null before load_device_libraries() or where there is none.
+// Null before load_device_libraries(), or if there is no NCCL.
 const abi::Nccl* nccl_library();
 
 class Device;
 
-// Completion of work on a device. Host memory needs none: it is final once the handle is settled. A plane settles the handle when the
-// work is launched and leaves its event there, on which the caller's stream is made to wait.
+// Completion of work on a device. Host memory needs none: it is final once the handle is settled. A plane settles the
+// handle when the work is launched, and leaves the event of the work there; the caller's stream waits for that event.
 class DeviceEvent {
  public:
   DeviceEvent(Device& device, abi::CuEvent event) : device_(device), event_(event) {}
-  ~DeviceEvent();  // the event of CUDA's is used anew for another purpose afterwards
+  ~DeviceEvent();  // the CUDA event is reused afterwards
   DeviceEvent(const DeviceEvent&) = delete;
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
-  // Makes a stream wait for it; the calling thread does not wait.
+  // Makes a stream wait for the event; the calling thread does not wait.
   void order_after(uintptr_t stream);
-  // Whether it has come, or never will because the device failed.
+  // Returns true if the event has come, or never will because the device failed.
   bool done() const;
   // Throws std::runtime_error when the device has failed.
   void check() const;
@@ -44,7 +44,8 @@ class DeviceEvent {
   const abi::CuEvent event_;
 };
 
-// Memory of a device, given back in the order of the stream that it was allocated for, unless another one is named.
+// Memory of a device. It is given back in the order of the stream that it was allocated for, unless another stream is
+// named.
 class DeviceMemory {
  public:
   DeviceMemory(Device& device, std::byte* data, size_t bytes, uintptr_t stream)
@@ -54,7 +55,7 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   std::byte* data() const { return data_; }
-  // Copies it to memory of the framework's on a stream that is ordered after the operation, and gives it back.
+  // Copies it to the framework's memory on a stream that is ordered after the operation, and gives it back.
   void move_to(std::byte* target, uintptr_t stream);
   void give_back(uintptr_t stream);
 
@@ -67,11 +68,11 @@ class DeviceMemory {
 
 class Device {
  public:
-  // Is made by the first call, and never destroyed. Throws std::runtime_error.
+  // The first call makes the device, which is never destroyed. Throws std::runtime_error.
   static Device& get(int ordinal);
 
-  // The calling thread uses the device for the length of a scope. What it does there does not disturb a CUDA graph that
-  // another thread captures.
+  // The calling thread uses the device for the length of a scope, without disturbing a CUDA graph that another thread
+  // captures.
   class Scope {
    public:
     explicit Scope(Device& device);
@@ -84,11 +85,11 @@ class Device {
     int capture_mode_ = abi::kCudaCaptureModeRelaxed;
   };
 
-  // When what was handed to a stream so far is done. Throws std::invalid_argument when a CUDA graph is being captured
-  // from the stream: the engine would not be part of it. The event's order_after() does the same.
+  // An event for the work that the stream has been given so far. Throws std::invalid_argument while a CUDA graph is
+  // being captured from the stream: the engine would not be part of it. The event's order_after() throws it, too.
   std::shared_ptr<DeviceEvent> record(uintptr_t stream);
 
-  // The rest acts on the engine's stream, within a Scope.
+  // The other functions act on the engine's stream, within a Scope.
   abi::CuStream stream() const { return stream_; }
   std::shared_ptr<DeviceEvent> record_own() { return record(reinterpret_cast<uintptr_t>(stream_)); }
   void wait_for(DeviceEvent& event) { event.order_after(reinterpret_cast<uintptr_t>(stream_)); }
@@ -97,7 +98,7 @@ class Device {
   }
   // The value that changes no result of `op`, `count` times.
   void fill_identity(DType dtype, ReduceOp op, std::byte* target, size_t count);
-  // Memory for what happens on the stream next; it is used anew by whatever asks next.
+  // Memory for the next work on the stream. The next caller reuses it.
   std::byte* scratch(size_t bytes);
   std::unique_ptr<DeviceMemory> allocate(size_t bytes) { return allocate(bytes, reinterpret_cast<uintptr_t>(stream_)); }
 

@@ -6,7 +6,7 @@
 namespace horovodish {
 
 namespace {
-// A larger block than asked for is taken as long as no more than half of it stays unused.
+// The pool gives a larger block than asked for if at most half of the block stays unused.
 constexpr size_t kLargestExcess = 2;
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Memory of ours for the tensors of a framework that may free or move its own while the engine works on it.
+// The engine's own memory for tensors of a framework that may free or move its memory while the engine works.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace horovodish {
 
-// Keeps what was used before: the pages of fresh memory cost more than the copies into it.
+// Keeps used blocks: the pages of fresh memory cost more than the copies into it.
 class StagingPool {
  public:
   StagingPool() { free_.reserve(kMostFree); }
 
   static constexpr size_t kAlignment = 64;
 
-  // Memory that comes back when nobody shares it any more. The pool outlives it.
+  // Memory that returns to the pool when nobody shares it any more. The pool outlives it.
   std::shared_ptr<std::byte> take(size_t bytes);
 
  private:
-  // Blocks beyond this number are freed, so that programs that are not run any more do not keep theirs.
+  // Blocks beyond this number are freed, so that programs which no longer run do not keep memory.
   static constexpr size_t kMostFree = 64;
 
   void give_back(std::span<std::byte> block) noexcept;

@@ -54,7 +54,7 @@ Error other_size(const StartedCall& call, size_t index, size_t bytes, size_t com
               "compiled program."};
 }
 
-// An error's text, which begins with the operation where the engine's own does not.
+// An error's text, with the operation in front unless the engine's text begins with it.
 std::string named(const std::exception& error, const std::string& what) {
   const std::string text = error.what();
   return text.starts_with(what) ? text : what + ": " + text;
@@ -74,7 +74,7 @@ void check_place(const Engine& engine, const RankInGroup& place, const xla::Call
                            kCompileAgain);
 }
 
-// Nor does it change the gradients of its collectives.
+// The gradients of a compiled program's collectives do not change either.
 void check_gradients(const Engine& engine, const xla::CallFrame& frame) {
   const int64_t given = Attributes(frame).number("gradients");
   if (given < 0 || (given != 0) == engine.horovods_gradients()) return;
@@ -247,7 +247,7 @@ int64_t run_of(const xla::CallFrame& frame) {
 bool answers_metadata(xla::CallFrame& frame) {
   if (frame.extensions == nullptr || frame.extensions->type != xla::kMetadataExtension) return false;
   auto& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.extensions)->metadata;
-  // Early versions ask without their table, and want to hear what all of them are.
+  // Early versions ask without their table of functions. They all expect kEarlyMinorVersion.
   const int minor = frame.api == nullptr ? xla::kEarlyMinorVersion : frame.api->api_version.minor_version;
   metadata.api_version = {sizeof(xla::ApiVersion), nullptr, xla::kMajorVersion, minor};
   return true;

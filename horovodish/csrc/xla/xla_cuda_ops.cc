@@ -22,12 +22,12 @@ namespace horovodish {
 
 namespace {
 
-// As CUDA's own allocations.
+// As in CUDA's own allocations.
 constexpr size_t kAlignment = 256;
-// How often a `done` that waits looks whether the engine has stopped.
+// How often a waiting `done` checks whether the engine has stopped.
 constexpr std::chrono::milliseconds kWaitSlice{50};
 
-// Of a program that is being run.
+// One execution of a program.
 struct Execution {
   int64_t id = 0;
   int device = 0;
@@ -49,12 +49,13 @@ struct CudaCall : StartedCall {
   CudaCall(const CudaCall&) = delete;
   ~CudaCall();
 
-  std::unique_ptr<DeviceMemory> memory;  // null once it is given back
+  std::unique_ptr<DeviceMemory> memory;  // null after it is given back
   uintptr_t stream = 0;  // of `start`
   Error failure;  // why it was not handed over
 };
 
-// What failed, or was never asked for, leaves its memory to the stream, after whatever the GPU still does with it.
+// If the operation failed or its result was never asked for, the memory returns to the stream, after the GPU's
+// remaining work.
 CudaCall::~CudaCall() {
   if (!memory || !handle) return;
   try {
@@ -67,7 +68,7 @@ CudaCall::~CudaCall() {
 
 class CudaCalls {
  public:
-  // `group` is that of the operations that belong together, of which this one has the number `index`.
+  // `group`: the group of the operations that belong together. `index`: this one's number in the group.
   struct Key {
     int64_t execution;
     std::string group;
@@ -75,19 +76,19 @@ class CudaCalls {
     auto operator<=>(const Key&) const = default;
   };
 
-  // One of the same key is one that its program has given up.
+  // If a call has the same key, its program has given it up.
   void add(Key key, std::shared_ptr<CudaCall> call) {
     std::lock_guard lock(mutex_);
     calls_[std::move(key)].swap(call);
   }
-  // Null where it has been taken.
+  // Null if it has been taken.
   std::shared_ptr<CudaCall> take(const Key& key) {
     std::lock_guard lock(mutex_);
     const auto found = calls_.extract(key);
     return found.empty() ? nullptr : found.mapped();
   }
-  // A program ends where a `done` fails, so nobody asks for its other operations. Executions without a number, which are
-  // TensorFlow's, cannot be told apart: there it is those of the group.
+  // A program ends when a `done` fails, so nobody asks for its other operations. Executions without a number,
+  // TensorFlow's, cannot be told apart: there this forgets the operations of the group.
   void forget(const Key& failed) {
     std::lock_guard lock(mutex_);
     std::erase_if(calls_, [&](const auto& entry) {
@@ -140,7 +141,7 @@ void wait_until_launched(const Handle& handle) {
   while (!handle.settled()) {
     try {
       running_engine()->wait(handle, kWaitSlice);
-    } catch (const EngineStopped&) {  // then the operation fails
+    } catch (const EngineStopped&) {  // the operation then fails
     }
   }
 }

@@ -25,7 +25,7 @@ namespace horovodish {
 
 namespace {
 
-// A `done` that waits.
+// A waiting `done`.
 struct Waiter {
   const xla::Api* api;
   xla::Future* future;
@@ -33,7 +33,7 @@ struct Waiter {
 };
 
 struct Call : StartedCall {
-  int64_t run = 0;  // of its program
+  int64_t run = 0;  // the run of its program
   std::shared_ptr<std::byte> memory;
 
   // Guarded by Calls::mutex_.
@@ -47,15 +47,15 @@ StagingPool& pool() {
   return *pool;
 }
 
-// Whether an operation has succeeded, which its completion thread may not have said yet.
+// Returns whether an operation has succeeded. Its completion thread may not have reported this yet.
 bool has_result(const Call& call) { return call.handle && call.handle->settled() && call.handle->error() == nullptr; }
 
-// All that the program hands over has been handed over, so for a moment this thread has nothing better to do.
+// The program has handed over everything, so for a moment this thread has nothing better to do.
 void drive(const Call& call) {
   if (!call.handle || call.handle->settled()) return;
   try {
     running_engine()->drive(*call.handle, kDriveLimit);
-  } catch (const EngineStopped&) {  // then the operation has failed
+  } catch (const EngineStopped&) {  // the operation then has failed
   }
 }
 
@@ -65,7 +65,7 @@ Error copy_results(const Call& call, const std::vector<std::span<std::byte>>& wa
   });
 }
 
-// Runs what follows in the program.
+// Runs the rest of the program.
 void fulfil(const Waiter& waiter, const Error& failure) {
   if (failure.message.empty()) {
     xla::FutureSetAvailableArgs args{sizeof(args), nullptr, waiter.future};
@@ -76,8 +76,8 @@ void fulfil(const Waiter& waiter, const Error& failure) {
   }
 }
 
-// A program ends where a `done` fails: nobody asks for its other operations, whose memory goes as soon as the engine does not
-// need it any more.
+// A program ends when a `done` fails: nobody asks for its other operations, and their memory is freed as soon as the
+// engine does not need it.
 class Calls {
  public:
   int32_t add(std::shared_ptr<Call> call) {
@@ -101,7 +101,7 @@ class Calls {
     if (waiter) fulfil(*waiter, result_of(*call, failure, waiter->wanted));
   }
 
-  // The `done` of an operation: either it has the result, or `waits` is asked for a future.
+  // The `done` of an operation: returns the result, or asks `waits` for a future.
   template <class Waits>
   Error finish(int32_t number, std::vector<std::span<std::byte>> wanted, Waits&& waits) {
     std::shared_ptr<Call> call;
@@ -111,7 +111,7 @@ class Calls {
       if (found.empty() && last_failure_.message.empty()) {
         throw std::runtime_error("the result of an operation was asked for twice");
       }
-      // XLA runs the calls of a program at once, so this one may come when another one has failed.
+      // XLA runs the calls of a program concurrently, so this call may come after another one has failed.
       if (found.empty()) return last_failure_;
       call = found.mapped();
     }
@@ -130,7 +130,7 @@ class Calls {
 
  private:
   static constexpr int32_t kForgotten = 0;
-  // A `start` of a program that has failed comes within moments, if XLA had begun it before.
+  // If XLA had begun a `start` before its program failed, that `start` comes within moments.
   static constexpr size_t kFailedRuns = 64;
 
   // Return the failure of a settled operation: `failure` if it has a message, else what copy_results() reports.
@@ -146,7 +146,7 @@ class Calls {
   }
 
   std::mutex mutex_;
-  uint32_t last_ = 0;  // begins again after 2^32 operations; guarded by mutex_
+  uint32_t last_ = 0;  // wraps around after 2^32 operations; guarded by mutex_
   std::unordered_map<int32_t, std::shared_ptr<Call>> calls_;  // guarded by mutex_
   std::deque<int64_t> failed_runs_;  // the last ones; guarded by mutex_
   Error last_failure_;  // guarded by mutex_
@@ -157,7 +157,7 @@ Calls& calls() {
   return *calls;
 }
 
-// Copies the arguments into the call's memory, and gives the buffers there.
+// Copies the arguments into the call's memory, and returns the buffers there.
 std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, const RankInGroup& place, Call& call) {
   call.memory = pool().take(layout_bytes(frame, request, StagingPool::kAlignment));
   const auto copy = [](std::byte* to, std::span<std::byte> argument) {
@@ -165,7 +165,7 @@ std::vector<Buffer> stage(const xla::CallFrame& frame, Request& request, const R
   };
   auto buffers = lay_out(frame, request, place, call.memory.get(), StagingPool::kAlignment, copy, call);
   if (request.kind != Kind::barrier) return buffers;
-  request.members.clear();  // which only passes through
+  request.members.clear();  // they only pass through
   return {};
 }
 

@@ -11,10 +11,11 @@ namespace horovodish {
 
 namespace {
 
-// A chunk is cut into shards, one for each rank of all hosts. The tensors pass twice. First each rank adds up the products of its shard of
-// each chunk, for which the ranks of other hosts send it their values. It keeps these. Then an allreduce adds up the tables of products.
-// The second time each rank puts the weighted sum of its shard into its slot. It goes to each other host once, to the rank in its place
-// there, and the neighbours find it in that rank's slot.
+// A chunk is cut into shards, one for each rank of all hosts. The tensors pass twice. In the first pass, the ranks of
+// other hosts send each rank their values of its shard. The rank keeps these values, and adds up the products of its
+// shard over all chunks. Then an allreduce adds up the tables of products. In the second pass, each rank puts the
+// weighted sum of its shard into its slot. The sum goes once to each other host, to the rank in the same place there,
+// and the neighbours of that rank find it in its slot.
 class AdasumTask : public StreamTask {
  public:
   AdasumTask(const Operation& operation, Concatenation concatenation, const StreamWorld& world)
@@ -87,7 +88,7 @@ class AdasumTask : public StreamTask {
     std::byte* const to = is_first_pass(chunk) ? theirs_->data() : from;
     std::vector<std::unique_ptr<MpiTask>> tasks;
     auto schedule = direct_exchange(peers.rank, peers.ranks(), sent, received, peers.segment_bytes);
-    // The run keeps the memory into which a transfer goes on that is given up.
+    // The run keeps the memory of an abandoned transfer, which may still be written.
     const auto keep = [theirs = theirs_] {};
     tasks.push_back(std::make_unique<ScheduleRun>(peers, std::move(schedule), to, 1, nullptr, from, keep));
     return tasks;
@@ -128,11 +129,11 @@ class AdasumTask : public StreamTask {
   Range whole(uint64_t chunk) const { return piece_of(concatenation_.count(), chunk_, of_tensors(chunk)); }
   Range shard(const Range& range, size_t rank) const { return shard_of(range, world_.size(), item_, rank); }
   size_t offset(uint64_t chunk, const Range& part) const { return (part.begin - whole(chunk).begin) * item_; }
-  // Where the values of a rank of another host lie.
+  // The address of the values of a rank on another host.
   size_t theirs(uint64_t chunk, size_t rank) const { return (of_tensors(chunk) * world_.size() + rank) * longest_; }
   std::byte* memory(std::byte* slot) { return world_.in_slots() ? slot : memory_.data(); }
 
-  // Everybody's values of the own shard, by rank.
+  // The values of this rank's shard from all ranks, by rank.
   std::vector<const std::byte*> sources(uint64_t chunk, const Slots& slots) {
     const Range part = shard(whole(chunk), world_.own_rank());
     std::vector<const std::byte*> result(world_.size());
@@ -145,7 +146,7 @@ class AdasumTask : public StreamTask {
     }
     return result;
   }
-  // The products that this rank has added up, to be replaced by the sum of what all ranks have.
+  // The products that this rank has added up. The sum over all ranks replaces them.
   Concatenation tables() {
     Concatenation result(DType::float64);
     auto* const bytes = reinterpret_cast<std::byte*>(products_.data());
@@ -166,7 +167,7 @@ class AdasumTask : public StreamTask {
     });
     ++multiplied_;
   }
-  // The result for these elements.
+  // Computes the result for these elements.
   void weigh(Range range, const std::vector<const std::byte*>& values, std::byte* target) const {
     std::vector<const void*> pieces(values.size());
     concatenation_.for_each_piece(
@@ -188,7 +189,7 @@ class AdasumTask : public StreamTask {
   std::vector<std::vector<double>> weights_;  // by tensor: of every rank, once the tables are added up
   const size_t longest_;           // bytes of a shard
   const std::shared_ptr<std::vector<std::byte>> theirs_;  // values of the own shards, by chunk and rank
-  std::vector<std::byte> memory_;                         // the only chunk, where there are no slots
+  std::vector<std::byte> memory_;                         // the only chunk, if there are no slots
   uint64_t multiplied_ = 0, tables_added_ = 0;  // chunks
 };
 

@@ -9,11 +9,11 @@ namespace horovodish {
 
 namespace {
 
-// Several pieces of a coded allreduce, and more than what links let pass at once before they slow down.
+// Several pieces of a coded allreduce, and more data than links accept at once before they slow down.
 constexpr size_t kValues = 2 << 20;
-// Of each candidate; the first one is not counted.
+// Rounds of each candidate; the first one is not counted.
 constexpr size_t kRounds = 5;
-// int8 must take at most so much of the time without a codec: encoding takes processor time from the training.
+// int8 must take at most this share of the time without a codec: encoding takes processor time from the training.
 constexpr double kWorth = 0.8;
 
 std::shared_ptr<Operation> reduction(ReduceOp op, DType dtype, void* values, size_t count,
@@ -68,7 +68,8 @@ CodecKind CodecTrial::chosen() const {
 
 void CodecTrial::say(const Compression& asked) const {
   const CodecKind kind = chosen();
-  // A bucket has tensors of one codec, and between hosts rounding depends on the bucket. So what never encodes is a codec here.
+  // A bucket has tensors of one codec, and between hosts rounding depends on the bucket. So no codec is repeated as a
+  // codec that never encodes.
   std::string repeat = "start=" + (kind == CodecKind::none ? "10**18" : std::to_string(asked.start));
   if (!asked.error_feedback) repeat += ", error_feedback=False";
   const auto milliseconds = [&](size_t i) { return (*medians_)[i] / static_cast<double>(ranks_) * 1e3; };

@@ -10,18 +10,20 @@ namespace horovodish {
 
 namespace {
 
-// Every rank has a block for each host, with what the ranks of that host get from it; an allgather's is the same for all. First
-// travels the table of how many rows everybody sends, then the rows.
+// Every rank has a block for each host, with the rows that the ranks of that host get from it. The blocks of an
+// allgather are the same for all hosts. First travels a table with the number of rows that each rank sends, then the
+// rows.
 //
-// Within a host a block goes through the sender's slot. To another host it goes over the link once: to the rank of that host that
-// has the sender's place among its ranks, in whose slot its neighbours find it. Where one host has more ranks than another, several
-// places belong to one rank of the smaller host.
+// Within a host, a block goes through the sender's slot. To another host, it goes over the link once: to the rank with
+// the sender's place on that host, whose neighbours find the block in its slot. If one host has more ranks than
+// another, several places belong to one rank of the smaller host.
 //
 //     host 0   rank 0 ──block of rank 0──> rank 2   host 1
 //              rank 1 ──block of rank 1──> rank 3          both read both slots
 //
-// A slot is cut into areas: one for each block that arrives, and those of an alltoall for other hosts. Where every rank is a host
-// there are no slots: the operation is one chunk, whose members travel from the tensors into the outputs.
+// A slot is cut into areas: one for each arriving block, and, for an alltoall, one for each block for another host. If
+// every rank is a host, there are no slots: the operation is one chunk, and its members travel from the tensors into
+// the outputs.
 class RowsTask : public StreamTask {
  public:
   RowsTask(std::shared_ptr<Operation> operation, const StreamWorld& world)
@@ -77,7 +79,7 @@ class RowsTask : public StreamTask {
           received[host] = {arrival(place, host), part(theirs, chunk).count};
         }
       }
-      // Of two ranks, each sends to the other one at its own place only, so one tag does.
+      // Of two ranks, each sends to the other one only at its own place, so one tag is enough.
       const auto holder = [&](size_t host) { return place % hosts_[host].size(); };
       const MpiEnvironment peers = world_.one_of_each_host(sequence, 0, holder);
       auto schedule = direct_exchange(peers.rank, peers.ranks(), sent, received, peers.segment_bytes);
@@ -88,7 +90,7 @@ class RowsTask : public StreamTask {
 
  private:
   bool moves_tensors() const { return !world_.in_slots(); }
-  // A member where every rank is a host, or the table.
+  // A member if every rank is a host, or the table.
   struct Piece {
     const std::byte* source;
     std::byte* target;
@@ -102,7 +104,8 @@ class RowsTask : public StreamTask {
     }
   };
 
-  // Where every rank is a host: the table, then the members, some at once. As they are one chunk, other operations overlap with them.
+  // For the case that every rank is a host: the table, then the members, several at once. They are one chunk, so other
+  // operations overlap with them.
   class Run : public MpiTask {
    public:
     Run(RowsTask& task, uint64_t sequence) : task_(task), sequence_(sequence) { begin(); }
@@ -150,7 +153,7 @@ class RowsTask : public StreamTask {
   };
 
   bool sends_from_areas() const { return is_alltoall_ && hosts_.size() > 1; }
-  // Where a block lies in the slot of the rank that holds it.
+  // The place of a block in the slot of the rank that holds it.
   size_t arrival(size_t place, size_t host) const { return (place / world_.ranks * hosts_.size() + host) * area_; }
   size_t departure(size_t host) const { return (arrivals_ + host) * area_; }
   Range part(const Concatenation& block, uint64_t chunk) const {
@@ -175,8 +178,8 @@ class RowsTask : public StreamTask {
     if (chunk < table_chunks_ && ++tables_read_ == table_chunks_) lay_out_rows();
   }
 
-  // -- the table: what a rank tells the ranks of a host. Of an allgather: how many rows of each member it has. Of an alltoall: how many
-  // rows of each member they get, by member and rank, and how many bytes its largest block has.
+  // -- the table: the numbers that a rank tells the ranks of a host. Allgather: how many rows of each member it has.
+  // Alltoall: how many rows of each member they get, by member and rank, and the size of its largest block in bytes.
   size_t numbers_for(size_t host) const { return is_alltoall_ ? members_ * hosts_[host].size() + 1 : members_; }
   int64_t told_by(size_t rank, size_t member, size_t place) const {
     return heard_[rank * numbers_for(host_) + (is_alltoall_ ? member * hosts_[host_].size() + place : member)];
@@ -233,7 +236,7 @@ class RowsTask : public StreamTask {
   // -- the rows
   size_t row(size_t member) const { return row_bytes(operation_->request->members[member]); }
 
-  // What this rank sends of a member to another one.
+  // The rows of a member that this rank sends to another one.
   Range sent_rows(size_t member, size_t to) const {
     const auto& rows = operation_->buffers[member].rows;
     if (!is_alltoall_) return {0, row(member) * static_cast<size_t>(rows[0])};
@@ -287,7 +290,7 @@ class RowsTask : public StreamTask {
     data_chunks_ = chunks_of(largest);
   }
 
-  // Every rank knows where everybody's part is. It lies in the targets already, or goes there.
+  // Every rank knows the place of each rank's part. The part lies in the targets already, or is copied there.
   void lay_out_elements() {
     const size_t ranks = world_.size();
     incoming_.assign(ranks, Concatenation(DType::uint8));
@@ -323,7 +326,7 @@ class RowsTask : public StreamTask {
     return piece;
   }
 
-  // What `rank` has of a member for the ranks of this host.
+  // Appends the rows of a member that `rank` has for the ranks of this host.
   std::byte* append_rows(size_t rank, size_t member, const std::byte* source, std::byte* target) {
     for (size_t place = 0; place < (is_alltoall_ ? hosts_[host_].size() : 1); ++place) {
       const size_t bytes = row(member) * static_cast<size_t>(told_by(rank, member, place));

@@ -36,8 +36,8 @@ StreamPlane::StreamPlane(const ProcessSetConfig& config, const EngineOptions& op
   for (auto* known : {&known_published_, &known_reduced_, &known_released_}) known->resize(counters_.size());
 }
 
-// With transfers under way the plane is being abandoned. A transfer with a peer that has gone or is stopped may never end, or go on
-// when nobody expects it any more, so the memory that it reads or writes is left to the process's end.
+// If transfers are under way, the plane is being abandoned. A transfer with a peer that has gone or is stopped may
+// never end, or may continue when nobody expects it, so the memory that it uses stays until the process ends.
 StreamPlane::~StreamPlane() {
   for (Exchange& exchange : exchanges_) {
     for (auto& transfer : exchange.transfers) {
@@ -66,7 +66,7 @@ void StreamPlane::start(std::shared_ptr<Operation> operation) {
   continue_trial();
 }
 
-// All ranks carry out the operations of the trial in the same order, and choose by the same sums, so they agree.
+// All ranks carry out the operations of the trial in the same order, and choose from the same sums, so they agree.
 void StreamPlane::continue_trial() {
   if (std::shared_ptr<Operation> next = trial_->next()) {
     next->inner = [this] { continue_trial(); };
@@ -115,7 +115,7 @@ bool StreamPlane::advance() {
   return progressed;
 }
 
-// The task at the cursor, stepping over finished ones; null while there is none or its next chunk is not known yet.
+// The task at the cursor, after the finished ones; null if there is none or if its next chunk is not known yet.
 const std::shared_ptr<StreamTask>* StreamPlane::current(Cursor& cursor) {
   if (cursor.item < first_item_) {  // operations without chunks ended while this stage had nothing to do
     cursor.item = first_item_;
@@ -179,7 +179,7 @@ bool StreamPlane::combine_one() {
   return true;
 }
 
-// All chunks that are combined exchange at once; they are announced in order.
+// All combined chunks are exchanged at once, and announced in order.
 bool StreamPlane::exchange_some() {
   bool progressed = false;
   for (Exchange& exchange : exchanges_) {
@@ -230,7 +230,7 @@ void StreamPlane::pop_finished() {
   }
 }
 
-// Have all ranks passed `counter` beyond chunk `sequence`?
+// Returns whether all ranks have passed `counter` beyond chunk `sequence`.
 bool StreamPlane::reached(std::vector<uint64_t>& known, std::atomic<uint64_t> StreamCounters::* counter,
                           uint64_t sequence) {
   for (size_t rank = 0; rank < known.size(); ++rank) {

@@ -11,8 +11,8 @@
 // A slot is published anew once every rank has collected its last chunk. All stages of different chunks overlap, so
 // while one rank reduces chunk k its peer may already publish k + 1, also when that belongs to the next operation.
 //
-// Where no host has several ranks, nobody else looks into a slot. There a chunk is a whole operation in memory of its own, which
-// is the tensor itself if there is only one.
+// If no host has several ranks, nobody else looks into a slot. A chunk is then a whole operation in memory of its own,
+// or the tensor itself if there is only one.
 //
 // Per element and rank, an allreduce of n ranks in place reads the tensor once and writes it once in main memory; the
 // copies through the slots hit the cache. Contributions are always added in rank order, whatever the chunk or shard, so
@@ -43,26 +43,26 @@ class StreamTask {
 
   virtual ~StreamTask() = default;
   virtual Stages stages() const = 0;
-  // Chunks, as far as they are known: an allgather learns its length from its first chunk.
+  // The number of known chunks: an allgather learns its length from its first chunk.
   virtual uint64_t chunks() const = 0;
   virtual bool all_chunks_known() const { return true; }
   virtual void publish(uint64_t, std::byte*) {}
   virtual void combine(uint64_t, const Slots&) {}
-  // What this rank has to do over MPI before others may collect the chunk; `sequence` is the chunk's number in the
-  // stream.
+  // This rank's work over MPI before other ranks may collect the chunk. `sequence`: the chunk's number in the stream.
   virtual std::vector<std::unique_ptr<MpiTask>> exchange(uint64_t, uint64_t /*sequence*/, const Slots&) { return {}; }
   virtual void collect(uint64_t, const Slots&) {}
 };
 
 class StreamPlane : public Plane {
  public:
-  // `arena` may be null where no host has several ranks. It, `config` and `options` outlive the plane.
+  // `arena` may be null if no host has several ranks. `arena`, `config` and `options` outlive the plane.
   StreamPlane(const ProcessSetConfig& config, const EngineOptions& options, Arena* arena, OnEnd on_end);
   ~StreamPlane() override;
 
   void start(std::shared_ptr<Operation> operation) override;
   bool advance() override;
-  // Also before a transfer begins: the decision on an operation comes from another host, and rings no doorbell either.
+  // Also before a transfer begins: the decision on an operation comes from another host, which rings no doorbell
+  // either.
   bool needs_polling() const override { return world_.several_hosts(); }
   std::vector<Residuals::Report> code_reports() const override { return residuals_.reports(); }
 
@@ -77,7 +77,7 @@ class StreamPlane : public Plane {
     std::shared_ptr<StreamTask> task;
     std::vector<std::unique_ptr<MpiTask>> transfers;
   };
-  // Where a stage stands: a task of an item, and a chunk of that task.
+  // The position of a stage: a task of an item, and a chunk of that task.
   struct Cursor {
     uint64_t item = 0;  // counted from the first operation ever started
     size_t task = 0;
@@ -105,7 +105,7 @@ class StreamPlane : public Plane {
   const StreamWorld world_;  // without the sizes of an operation
   const EngineOptions& options_;
   Arena* const arena_;  // null where no host has several ranks
-  StreamCounters own_counters_{};  // where nobody else looks at them
+  StreamCounters own_counters_{};  // used if nobody else looks at them
   std::vector<StreamCounters*> counters_;  // by rank of this host
   std::vector<Doorbell*> peers_;
   const OnEnd on_end_;
@@ -115,7 +115,7 @@ class StreamPlane : public Plane {
   bool said_one_host_ = false;
   std::vector<StreamTask::Slots> slots_;  // by slot index
   std::deque<Item> items_;
-  std::deque<Exchange> exchanges_;  // of chunks that are combined and not yet announced, in order
+  std::deque<Exchange> exchanges_;  // combined chunks that are not announced yet, in order
   uint64_t first_item_ = 0;  // number of items_.front()
   bool follows_ = false;  // the current step comes right after another one
   Cursor publish_, combine_, collect_;

@@ -15,11 +15,11 @@ namespace horovodish {
 
 namespace {
 
-// An allreduce of at most this many bytes is reduced by every rank for itself: below, the second wait for the peers costs
-// more than the arithmetic that it saves.
+// Up to this many bytes, every rank reduces the whole allreduce itself: the second wait for peers would cost more than
+// the saved arithmetic.
 constexpr size_t kUnsharedBytes = 16 << 10;
 
-// The memory of a concatenation that travels in one piece: the target where there is just one, otherwise a buffer of its own.
+// The memory of a concatenation that travels in one piece: its only target, or a buffer if there are several targets.
 class OnePiece {
  public:
   explicit OnePiece(const Concatenation& concatenation) : concatenation_(concatenation) {
@@ -44,11 +44,12 @@ class OnePiece {
   std::byte* memory_;
 };
 
-// Allreduce and reducescatter. A chunk is cut into shards. On each host the owner of a shard reduces it, straight into the targets; with
-// several hosts it does so in the slot, and exchanges the shard with its owners on the other hosts, see HostShards.
+// Allreduce and reducescatter. A chunk is cut into shards. On each host, the owner of a shard reduces it, straight into
+// the targets. With several hosts it reduces into the slot, and exchanges the shard with the owners on the other hosts,
+// see HostShards.
 //
-// Of an allreduce all ranks want all shards. Of a reducescatter a shard is what the ranks in one place of their hosts want, which are its
-// owners. It has an area for each of them, and chunk k holds the k-th piece of what each rank gets:
+// In an allreduce, all ranks want all shards. In a reducescatter, a shard belongs to the ranks in one place of their
+// hosts: its owners. It has an area for each of them, and chunk k holds the k-th piece of each rank's part:
 //
 //     slot of a rank of 2 + 2    shard 0: for rank 0, for rank 2    shard 1: for rank 1, for rank 3
 class ReduceTask : public StreamTask {
@@ -122,7 +123,7 @@ class ReduceTask : public StreamTask {
       if (scatters()) {
         tasks.push_back(make_reduce_scatter(owners, concatenation_.dtype(), op_, scaling, memory, of_hosts));
       } else if (const auto [begin, count] = of_hosts[0]; count > 0 && coding_) {
-        // What has been multiplied so far in order that partial sums stay in range; the codec has the range of float32.
+        // The factors so far, which keep partial sums in range. The codec has the range of float32.
         const double done = piece_ ? 1.0 : staged_.first.prescale;
         const Scaling rest{.prescale = done == scaling_.prescale ? 1.0 : scaling_.prescale / done,
                            .postscale = scaling_.postscale,
@@ -150,15 +151,15 @@ class ReduceTask : public StreamTask {
   bool scatters() const { return !begins_.empty(); }
   bool is_own(size_t shard) const { return shard % world_.ranks == world_.own; }
   bool everybody_reduces() const { return unshared_ && !world_.several_hosts(); }
-  // Within a host: what an owner has reduced goes to its neighbours, too.
+  // Returns whether an owner's result also goes to its neighbours within the host.
   bool shares_results() const { return !scatters() && !unshared_; }
-  // The own shard is reduced from where it lies, unless it takes the identity or a scaled value from the slot.
+  // This rank's shard is reduced from the tensor, unless the slot holds the identity or a scaled value.
   bool reduces_in_place() const {
     return !everybody_reduces() && packing_scale_ == 1.0 && concatenation_.tensors().front().source != nullptr;
   }
   Range wanted_by(size_t rank) const { return {begins_[rank], begins_[rank + 1] - begins_[rank]}; }
 
-  // visit(range of the concatenation, its first element in the slot, host that wants it)
+  // visit(range of the concatenation, its first element in the slot, the host that wants it)
   template <class Visit>
   void for_each_part(uint64_t chunk, size_t shard, Visit visit) const {
     if (!scatters()) {
@@ -194,8 +195,8 @@ class ReduceTask : public StreamTask {
         });
   }
 
-  // Adds to packed values of other ranks' shards the errors that this rank has there. The rounding to the dtype stays in the errors,
-  // and what is not finite takes none with it.
+  // Adds this rank's errors to its packed values of other ranks' shards. The rounding to the dtype stays in the errors,
+  // and values that are not finite take no error with them.
   void give_away_errors(const Range& part, std::byte* packed) const {
     if (scaling_.prescale == 0) return;
     const auto factor = static_cast<float>(scaling_.prescale);
@@ -229,15 +230,15 @@ class ReduceTask : public StreamTask {
   const size_t item_;
   const bool unshared_;  // every rank of a host reduces for itself
   const size_t shards_;
-  const size_t areas_;  // of a shard for each host: several only where the tags do not do for as many shards as places
-  size_t length_;  // of what is cut into chunks: the values, or the most that a rank gets
+  const size_t areas_;  // of a shard: one for each host; several only if there are fewer tags than places
+  size_t length_;  // of the vector that is cut into chunks: the values, or the most that a rank gets
   size_t chunk_;
   std::optional<OnePiece> piece_;
   std::vector<const void*> sources_;
 };
 
-// The root publishes, everybody takes. With several hosts the root sends a chunk on to one rank of every other host, in
-// whose slot its neighbours find it.
+// The root publishes, and all ranks take. With several hosts, the root sends each chunk to one rank of every other
+// host, and the neighbours of that rank find the chunk in its slot.
 class BroadcastTask : public StreamTask {
  public:
   BroadcastTask(const Operation& operation, const StreamWorld& world)
@@ -291,7 +292,7 @@ class BroadcastTask : public StreamTask {
   const StreamWorld world_;
   const size_t chunk_;
   std::optional<OnePiece> piece_;
-  size_t source_ = 0;  // the rank of this host in whose slot the data appears
+  size_t source_ = 0;  // the rank of this host whose slot gets the data
   std::vector<size_t> entries_;  // by host: that rank
   size_t root_host_ = 0;
   bool is_root_ = false;
@@ -338,7 +339,7 @@ std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr
       break;
     case Kind::barrier:
     case Kind::join:
-      break;  // that every rank has submitted it is all there is to do
+      break;  // done: every rank has submitted it
     case Kind::send:
     case Kind::receive:
       break;  // see pairs.h

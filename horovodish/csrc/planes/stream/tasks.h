@@ -11,11 +11,11 @@
 
 namespace horovodish {
 
-// None of an operation that is done as soon as all ranks have submitted it. There are several ranks.
+// Empty for an operation that is done as soon as all ranks have submitted it. There are several ranks.
 std::vector<std::shared_ptr<StreamTask>> make_stream_tasks(const std::shared_ptr<Operation>& operation,
                                                            const StreamWorld& world);
-// An allreduce if `values.begins` is empty, otherwise a reducescatter. `packing_scale`: multiplies what this rank has. `coding`: of
-// what travels between hosts, of an allreduce.
+// An allreduce if `values.begins` is empty, otherwise a reducescatter. `packing_scale`: multiplies this rank's values.
+// `coding`: the codec of an allreduce between hosts.
 std::shared_ptr<StreamTask> make_reduce_task(ReduceOp op, const Scaling& scaling, double packing_scale,
                                              ScatterLayout values, const StreamWorld& world,
                                              std::optional<Coding> coding = std::nullopt);

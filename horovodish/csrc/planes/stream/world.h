@@ -20,8 +20,8 @@ struct StreamWorld {
       static_cast<size_t>(std::ranges::find(hosts[host], config.own) - hosts[host].begin());  // its place there
   size_t ranks = hosts[host].size();  // of this host
   HostShards shards{hosts, abi::MpiTags::kExchanges};
-  // Of one operation. The ranks of a host exchange chunks of this size in slots that all of them see. 0: every rank is a host, so an
-  // operation is one chunk, in memory of its own.
+  // For one operation. The ranks of a host exchange chunks of this size in slots that all of them see. 0: every rank is
+  // a host, so an operation is one chunk, in memory of its own.
   size_t chunk_bytes = 0, slot_bytes = 0;
   size_t segment_bytes = 0;  // of a message between hosts
 
@@ -30,7 +30,7 @@ struct StreamWorld {
   size_t size() const { return config.ranks.size(); }
   size_t rank_at(size_t host_index, size_t place) const { return static_cast<size_t>(hosts[host_index][place]); }
   size_t own_rank() const { return static_cast<size_t>(config.own); }
-  // This rank has put so much into its slot.
+  // Counts bytes that this rank has put into its slot.
   void put(size_t bytes) const {
     if (ranks > 1) config.sent->within_host += bytes;
   }
@@ -39,8 +39,9 @@ struct StreamWorld {
     return in_slots() ? chunk_bytes / item_bytes : std::max<size_t>(count, 1);
   }
 
-  // One rank of each host, in the order of hosts: `choose(host)` is its place among the ranks of that host. `sequence`: of the
-  // chunk that they exchange. `tag`: from 0, different for what travels between the same two ranks at once.
+  // One rank of each host, in the order of hosts. `choose(host)`: its place among the ranks of that host. `sequence`:
+  // the number of the chunk that they exchange. `tag`: from 0; transfers between the same two ranks at the same time
+  // need different ones.
   template <class Choose>
   MpiEnvironment one_of_each_host(uint64_t sequence, size_t tag, Choose choose) const {
     std::vector<int> peers;
