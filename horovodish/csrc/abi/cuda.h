@@ -1,6 +1,6 @@
-// The functions of CUDA's driver API that the engine calls, declared by us and looked up in libcuda.so.1, which comes
-// with the driver. Read from the reference of CUDA 13.0; all of them are there since CUDA 11.4. Names with a version
-// are what cuda.h makes of those without.
+// The functions of CUDA's driver API that the engine calls, declared here and looked up in libcuda.so.1, which comes
+// with the driver. Read from the reference of CUDA 13.0; all of them exist since CUDA 11.4. cuda.h maps the names
+// without a version to these names with a version.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ constexpr unsigned kCudaEventDisableTiming = 2;
 constexpr int kCudaCaptureNone = 0;         // of CUstreamCaptureStatus
 constexpr int kCudaCaptureModeRelaxed = 2;  // of CUstreamCaptureMode
 
-// Opening it throws std::runtime_error saying what is wrong.
+// The constructor throws std::runtime_error with the reason if it cannot open the library.
 struct Cuda : Library {
   explicit Cuda(const std::string& path) : Library(path) { check(init(0), "it was initialized"); }
 

@@ -34,7 +34,7 @@ void Mpi::resolve() {
 bool Mpi::has_died(int rank) const {
   MpiHandle dead = 0;
   if (get_failed_ == nullptr || get_failed_(communicator, &dead) != kMpiSuccess) return false;
-  int count = 0, place = -1;  // a rank that is not in the group has a negative place
+  int count = 0, place = -1;  // a rank outside of the group has a negative place
   MpiHandle all = 0;
   if (group_size_(dead, &count) == kMpiSuccess && count > 0 && comm_group_(communicator, &all) == kMpiSuccess) {
     translate_ranks_(all, 1, &rank, dead, &place);

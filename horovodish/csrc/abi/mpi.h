@@ -15,8 +15,8 @@ namespace horovodish::abi {
 
 using MpiHandle = uintptr_t;
 
-// Tags of one start of the engine, so that nothing left over from an earlier one is taken for news. The MPI standard
-// promises tags up to 32767.
+// The tags of one start of the engine. Messages left over from an earlier start have other tags, so they are not taken
+// for news. The MPI standard promises tags up to 32767.
 struct MpiTags {
   static constexpr int kSlots = 8, kExchanges = 64;
   static constexpr int kPerGeneration = 2 + kSlots * kExchanges, kGenerations = 32768 / kPerGeneration;
@@ -39,8 +39,8 @@ struct Mpi {
   MpiHandle byte_type = 0;
   size_t request_bytes = 0;
   size_t status_bytes = 0;
-  bool tolerates_faults = false;  // ranks go on when another one dies
-  std::vector<int> world_ranks;   // by rank of the communicator: what messages name
+  bool tolerates_faults = false;  // ranks continue when another one dies
+  std::vector<int> world_ranks;   // by rank of the communicator: the ranks in messages
   MpiTags tags{0};                // on the communicator
   std::vector<uint64_t>* sent_bytes = nullptr;  // by rank of the world: counts what this rank sends
 
@@ -55,10 +55,10 @@ struct Mpi {
   int (*get_count)(const void* status, MpiHandle type, int* count) = nullptr;
   int (*error_string)(int code, char* text, int* length) = nullptr;
 
-  // Fills the function pointers; throws std::runtime_error naming the library or function that is missing.
+  // Fills the function pointers. Throws std::runtime_error with the name of the missing library or function.
   void resolve();
-  // Whether MPI knows that this rank has died, which it does only where it tolerates faults. To ask does not let MPI find
-  // out about further deaths, so the answer still holds for a send that follows.
+  // Returns whether MPI knows that this rank has died; MPI knows only if it tolerates faults. This question does not
+  // let MPI discover further deaths, so the answer still holds for the next send.
   bool has_died(int rank) const;
 
  private:
@@ -69,12 +69,12 @@ struct Mpi {
   int (*group_free_)(MpiHandle* group) = nullptr;
 };
 
-// What it takes to leave MPI.
+// The functions for leaving MPI.
 struct MpiExit {
   int (*finalized)(int* flag) = nullptr;
   int (*finalize)() = nullptr;
-  // Of Open MPI's fault tolerance ULFM; null if the library is another one. Waits for all ranks as finalizing does, but
-  // fails when one is dead.
+  // Of Open MPI's fault tolerance ULFM; null in other libraries. Waits for all ranks as finalizing does, but fails if
+  // one is dead.
   int (*agree)(MpiHandle communicator, int* flag) = nullptr;
 
   void resolve(const std::string& library);

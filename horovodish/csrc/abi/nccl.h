@@ -1,5 +1,5 @@
-// The functions of NCCL that the engine calls, declared by us and looked up in the libnccl.so.2 that is found at run
-// time. Read from nccl.h of NCCL 2.32; what is used here has been the same since 2.18.
+// The functions of NCCL that the engine calls, declared here and looked up in the libnccl.so.2 that is found at run
+// time. Read from nccl.h of NCCL 2.32; these declarations have been the same since 2.18.
 #pragma once
 
 #include <climits>
@@ -12,7 +12,7 @@
 namespace horovodish::abi {
 
 using NcclCommunicator = void*;
-using NcclStream = void*;  // a CUstream, which is what the runtime API's cudaStream_t is, too
+using NcclStream = void*;  // a CUstream, as is the runtime API's cudaStream_t
 
 enum class NcclResult : int {
   success = 0,
@@ -36,7 +36,7 @@ enum class NcclType : int {
   bfloat16 = 9,
 };
 
-// Further values are made by ncclRedOpCreatePreMulSum.
+// ncclRedOpCreatePreMulSum makes further values.
 enum class NcclOp : int { sum = 0, product = 1, max = 2, min = 3, average = 4 };
 
 enum class NcclScalarResidence : int { device = 0, host_immediate = 1 };
@@ -45,8 +45,8 @@ struct NcclUniqueId {
   char bytes[128];
 };
 
-// The fields of ncclConfig_t up to NCCL 2.18, and the one that a later NCCL has put into its padding. It reads `size`
-// bytes and takes its defaults for the rest.
+// The fields of ncclConfig_t up to NCCL 2.18, and the field that a later NCCL has put into the padding. NCCL reads
+// `size` bytes and takes its defaults for other fields.
 struct NcclConfig {
   static constexpr int kUndefined = INT_MIN;
 
@@ -62,15 +62,16 @@ struct NcclConfig {
   int traffic_class = kUndefined;
 };
 
-// Opening it throws std::runtime_error saying what is wrong with it.
+// The constructor throws std::runtime_error with the reason if it cannot open the library.
 struct Nccl : Library {
   explicit Nccl(const std::string& path) : Library(path) {}
 
-  // The first one with all that is called here whose non-blocking communicators can be aborted while they are made.
+  // The first version with all functions used here and with non-blocking communicators that can be aborted while they
+  // are made.
   static constexpr int kOldest = 21800;
 
   NcclResult (*get_version)(int* version) = look_up("ncclGetVersion");
-  // Asked before the other functions, some of which an old one does not have. 21805 is 2.18.5.
+  // Asked before the other functions are looked up: an old NCCL lacks some of them. 21805 is 2.18.5.
   const int version = checked_version();
   const char* (*get_error_string)(NcclResult result) = look_up("ncclGetErrorString");
   const char* (*get_last_error)(NcclCommunicator communicator) = look_up("ncclGetLastError");

@@ -1,5 +1,5 @@
-// The sliver of TensorFlow's C interface that we call, read from its headers of version 2.21 (tensorflow/c/ops.h,
-// kernels.h, tf_tensor.h, tf_status.h, tf_datatype.h); it has been the same since 2.16. The functions are left undefined:
+// The part of TensorFlow's C interface that we call, read from its headers of version 2.21 (tensorflow/c/ops.h,
+// kernels.h, tf_tensor.h, tf_status.h, tf_datatype.h); it has been the same since 2.16. The functions stay undefined:
 // the process has loaded TensorFlow before it loads a library of operations.
 #pragma once
 

@@ -1,7 +1,8 @@
-// The part of XLA's foreign function interface that our handlers speak. Layouts and values were read from
+// The part of XLA's foreign function interface that our handlers use. Layouts and values were read from
 // xla/ffi/api/c_api.h of jaxlib 0.10.2, version 0.3 of the interface; a test compares them with that header.
 //
-// Structs only grow at their ends and say how large they are, so what is read here is checked against `struct_size`.
+// Structs only grow at their ends and contain their size, so each handler checks `struct_size` for the fields that it
+// reads.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +28,7 @@ struct ApiVersion {
   int minor_version;
 };
 
-// What the runtime asks for when a handler is registered.
+// The runtime's question when a handler is registered.
 struct Metadata {
   size_t struct_size;
   ApiVersion api_version;
@@ -166,7 +167,7 @@ inline constexpr int kBufferType = 1;
 struct CallFrame;
 using Handler = Error*(CallFrame*);
 
-// Of the stages of a call, the last one is execution; the others may be null.
+// Execution is the last stage of a call. The handlers of other stages may be null.
 struct HandlerBundle {
   Handler* instantiate;
   Handler* prepare;

@@ -16,8 +16,8 @@ struct BFloat16 {
 
 inline float to_float(BFloat16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
 
-// The bits whose upper half is the nearest bfloat16, for what arithmetic makes of bfloat16 numbers: of a NaN, the bits that are
-// cut off are then zero, so rounding does not reach the others.
+// Bits whose upper half is the nearest bfloat16, for results of arithmetic on bfloat16 numbers. In such a NaN the lower
+// bits are zero, so rounding does not change the upper half.
 inline uint32_t rounded_bits(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   return bits + 0x7fff + ((bits >> 16) & 1);
@@ -28,7 +28,8 @@ inline float to_float(Float16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000) << 16;
   const uint32_t magnitude = value.bits & 0x7fff;
   const uint32_t normal = (magnitude << 13) + (112u << 23);
-  // Below 2^-14 the digits have no leading one: they get one, which is then taken away. No float on the way is a denormal.
+  // Below 2^-14 the digits have no leading one. They get one, which is then subtracted. No intermediate float is a
+  // denormal.
   const uint32_t denormal = std::bit_cast<uint32_t>(std::bit_cast<float>(normal + (1u << 23)) - 0x1p-14f);
   const uint32_t finite = magnitude < 0x400 ? denormal : normal;
   const uint32_t special = (magnitude << 13) | 0x7f800000;

@@ -20,7 +20,7 @@ void limit_instructions(Instructions most) { allowed = most; }
 
 namespace {
 
-// Which registers the kernel saves for a process: XCR0 of the processor's manual.
+// The registers that the kernel saves for a process: XCR0 of the processor's manual.
 uint32_t saved_registers() {
   uint32_t low = 0;
   uint32_t high = 0;

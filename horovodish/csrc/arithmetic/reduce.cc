@@ -18,7 +18,7 @@
 #include <immintrin.h>
 #endif
 
-// Of a loop: its target may be one of its sources, but no element depends on another.
+// For a loop whose target may be one of its sources, although no element depends on another.
 #if defined(__clang__)
 #define HOROVODISH_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -55,7 +55,8 @@ template <class T>
 constexpr bool kIsFloating = std::is_floating_point_v<typename Element<T>::Accumulator>;
 
 #if defined(__x86_64__)
-// Processors that have the instructions of x86-64-v3 convert eight float16 numbers at once. Compilers do not find that by themselves.
+// Processors with the instructions of x86-64-v3 convert eight float16 numbers at once. Compilers do not find that
+// themselves.
 constexpr size_t kConverted = 8;
 __attribute__((target("avx,f16c"))) void widen(const Float16* from, float* to, size_t count) {
   size_t i = 0;
@@ -99,7 +100,7 @@ HOROVODISH_INLINE A scaled(A value, double factor, int divisor = 1) {
   if constexpr (std::is_floating_point_v<A>) {
     return value * static_cast<A>(factor);
   } else {
-    // Conversion of a NaN or an out-of-range double is undefined; 2^63 itself is the first double above the int64 range.
+    // The conversion of NaN or an out-of-range double is undefined. 2^63 is the first double above the int64 range.
     const double product = static_cast<double>(value) * factor / divisor;
     if (product != product) return 0;
     if (product >= static_cast<double>(std::numeric_limits<A>::max())) return std::numeric_limits<A>::max();
@@ -136,7 +137,7 @@ HOROVODISH_INLINE void with_operator(ReduceOp op, Function function) {
   }
 }
 
-// Floating-point numbers times `factor`, which is exact where it is 1; integers as they are.
+// Floating-point numbers are multiplied by `factor`, which is exact if it is 1. Integers do not change.
 template <class T, class A>
 HOROVODISH_INLINE T finished(A value, double factor) {
   if constexpr (std::is_floating_point_v<A>) value *= static_cast<A>(factor);
@@ -149,8 +150,9 @@ HOROVODISH_INLINE uint32_t word_at(const BFloat16* numbers) {
   return word;
 }
 
-// bfloat16 numbers by pairs, as the two halves of a word. Each is a float once the other half is cleared or shifted out, so no
-// number changes its place in a vector register, which would take longer than the arithmetic. `count` is even.
+// bfloat16 numbers by pairs, as the two halves of a word. To make a half a float, the other half is cleared or shifted
+// out. So no number changes its place in a vector register, which would take longer than the arithmetic. `count` is
+// even.
 template <bool kScaled, class Op>
 HOROVODISH_INLINE void reduce_pairs(BFloat16* target, const BFloat16* left, const BFloat16* right, size_t count,
                                     float factor, Op op) {
@@ -169,8 +171,8 @@ HOROVODISH_INLINE void reduce_pairs(BFloat16* target, const BFloat16* left, cons
   }
 }
 
-// Where nothing is scaled before the reduction, and only floating-point numbers after it: each element is read and written
-// once, but for what more than two sources keep in the accumulator.
+// If nothing is scaled before the reduction, and only floating-point numbers after it: each element is read and written
+// once, apart from the accumulator for more than two sources.
 template <class T, class Op>
 HOROVODISH_INLINE void reduce_unscaled(T* target, const T* const* sources, size_t sources_count, size_t count,
                                        double factor, Op op) {
@@ -208,8 +210,8 @@ HOROVODISH_INLINE void reduce_unscaled(T* target, const T* const* sources, size_
   }
 }
 
-// Everything else, and float16 where the processor converts it, in passes over blocks. The operator is chosen for each block:
-// compiling all passes for each operator would take several times as long.
+// Everything else, and float16 if the processor converts it, in passes over blocks. The operator is chosen for each
+// block: compiling all passes for each operator would take several times as long.
 template <class T>
 HOROVODISH_INLINE void reduce_scaled(ReduceOp op, T* target, const T* const* sources, size_t sources_count,
                                      size_t count, double prescale, double factor, int divisor) {
@@ -430,7 +432,8 @@ std::pair<Scaling, Scaling> in_stages(DType dtype, ReduceOp op, const Scaling& s
   const double factor = std::abs(scaling.postscale / scaling.divisor);
   const bool adds = op == ReduceOp::sum || op == ReduceOp::average;
   if (dtype != DType::float16 || !adds || !(factor > 0 && factor < 1)) return staged;
-  // Near zero float16 has fewer digits. So partial results get no smaller than the result, nor than the largest sum makes it needed.
+  // Near zero, float16 has fewer digits. So partial results are not made smaller than the result, or smaller than the
+  // largest sum requires.
   const double growth = static_cast<double>(contributions) * std::max(1.0, std::abs(scaling.prescale));
   const auto halvings = static_cast<int>(std::min<double>(-std::ilogb(factor), std::ceil(std::log2(growth))));
   staged.first.prescale = std::ldexp(staged.first.prescale, -halvings);

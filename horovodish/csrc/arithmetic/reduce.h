@@ -24,11 +24,12 @@ struct Scaling {
 void reduce(DType dtype, ReduceOp op, void* target, const void* const* sources, size_t sources_count, size_t count,
             const Scaling& scaling);
 
-// A reduction in stages: the scaling of the contributions, and that of the last stage. Those in between have none.
-// For partial results that are stored in `dtype`. A sum of float16 numbers can be too large for float16 although its average is
-// not. So a part of what makes the result smaller is applied to the contributions: a power of two, which changes no digit.
+// A reduction in stages. Returns the scaling of the contributions and the scaling of the last stage; stages in between
+// have none. Partial results are stored in `dtype`. A sum of float16 numbers can be too large for float16 although its
+// average is not. So a part of the factor that makes the result smaller is applied to the contributions: a power of
+// two, which changes no digit.
 //     average of 60000 on 4 ranks    60000 + 60000 = infinity    60000 / 4 + 60000 / 4 = 30000
-// `contributions`: at most as many are added.
+// `contributions`: the most contributions that are added.
 std::pair<Scaling, Scaling> in_stages(DType dtype, ReduceOp op, const Scaling& scaling, size_t contributions);
 
 // Floating-point numbers of `dtype`, times `factor`, as float32; and the other way.

@@ -5,8 +5,8 @@
 
 namespace horovodish {
 
-// Within this scope arithmetic is that of IEEE 754: it rounds to nearest and keeps denormals. A thread of a framework may
-// flush them to zero, and which thread of a rank does the arithmetic is chance.
+// Within this scope, arithmetic follows IEEE 754: it rounds to nearest and keeps denormals. A framework's thread may
+// flush denormals to zero, and it is chance which thread of a rank does the arithmetic.
 class StandardFloats {
  public:
   StandardFloats() : before_(mode()) {
@@ -19,7 +19,8 @@ class StandardFloats {
   StandardFloats& operator=(const StandardFloats&) = delete;
 
  private:
-  // As assembly that may touch memory, since compilers move arithmetic across what they know to be a mere mode.
+  // The assembly is declared to touch memory, since compilers move arithmetic across an instruction that only sets a
+  // mode.
 #if defined(__x86_64__)
   using Mode = uint32_t;
   static constexpr Mode kStandard = 0x1f80;  // all exceptions masked

@@ -1,4 +1,4 @@
-// The words of the engine: data types, reduction operators and kinds of operation.
+// The basic types of the engine: data types, reduction operators and kinds of operation.
 #pragma once
 
 #include <array>
@@ -38,7 +38,7 @@ inline constexpr std::array<std::string_view, 9> kKindNames{
 inline std::string_view name_of(DType dtype) { return kDTypeNames[static_cast<size_t>(dtype)]; }
 inline std::string_view name_of(ReduceOp op) { return kReduceOpNames[static_cast<size_t>(op)]; }
 inline std::string_view name_of(Kind kind) { return kKindNames[static_cast<size_t>(kind)]; }
-// Bool and unsigned integers of more than 8 bits travel as they are; no reduction takes them.
+// Bool, and unsigned integers of more than 8 bits. They are only moved; no reduction takes them.
 inline bool only_moves(DType dtype) { return dtype == DType::boolean || dtype >= DType::uint16; }
 inline bool is_floating(DType dtype) { return dtype >= DType::float16 && dtype <= DType::float64; }
 inline size_t bytes_of(DType dtype) { return kDTypeBytes[static_cast<size_t>(dtype)]; }

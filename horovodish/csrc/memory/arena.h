@@ -1,6 +1,6 @@
-// The memory that the ranks of one host share: each rank brings a memfd of its own, which its peers map. Nothing has a
-// name in the file system, so nothing is left behind by a kill and no /dev/shm limit applies; pages cost memory once
-// they are touched.
+// The memory that the ranks of one host share: each rank brings a memfd, and its peers map it. The memory has no name
+// in the file system, so a kill leaves nothing behind, and no /dev/shm limit applies. Pages cost memory once they are
+// touched.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace horovodish {
 
-// How a rank's memfd is laid out; equal on all ranks of the host. After a page for the doorbell come `regions` regions, one for each
-// process set that may be alive at once.
+// The layout of a rank's memfd, equal on all ranks of the host. After a page for the doorbell come `regions` regions,
+// one for each process set that may exist at once.
 struct ArenaLayout {
   size_t ranks = 1;
   size_t chunk_bytes = 0;
@@ -36,7 +36,7 @@ template <size_t capacity>
 struct ByteRing {
   static constexpr size_t kCapacity = capacity;
 
-  // Move up to `size` bytes and return how many it were; 0 when nothing can be moved now.
+  // Move up to `size` bytes and return how many were moved; 0 if nothing can be moved now.
   size_t write(const void* bytes, size_t size, Doorbell& reader) {
     const uint64_t written = written_bytes.load(std::memory_order_relaxed);
     const uint64_t read = read_bytes.load(std::memory_order_acquire);
@@ -60,8 +60,9 @@ struct ByteRing {
     std::memcpy(bytes, data + at, before_end);
     std::memcpy(static_cast<std::byte*>(bytes) + before_end, data, count - before_end);
     read_bytes.store(read + count, std::memory_order_release);
-    // Only a writer that found the ring full waits for this. It may have filled the ring since the look above. With the fences
-    // here and in Doorbell::announce(), it sees what was read, or this rank sees that the ring is full.
+    // Only a writer that found the ring full waits for this. It may have filled the ring since the look above. The
+    // fences here and in Doorbell::announce() ensure that the writer sees the read, or that this rank sees the full
+    // ring.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (written_bytes.load(std::memory_order_relaxed) - read == kCapacity) writer.ring();
     return count;
@@ -89,7 +90,7 @@ std::shared_ptr<std::byte> map_memory(int descriptor, size_t bytes);
 
 class Arena {
  public:
-  // `memory`: of every local rank, each of layout.bytes() and zeroed at first; see map_memory().
+  // `memory`: of every local rank, layout.bytes() each, zeroed at first; see map_memory().
   Arena(std::vector<std::shared_ptr<std::byte>> memory, size_t own, const ArenaLayout& layout);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -112,9 +113,10 @@ class Arena {
   std::byte* slot(size_t region, size_t rank, size_t index) const {
     return memory_[rank].get() + layout_.slots_offset(region) + index * layout_.chunk_bytes;
   }
-  // Makes this rank's part of a region as new. No peer may be using it.
+  // Clears this rank's part of a region. No peer may be using it.
   void clear(size_t region) const;
-  // For transfers that cannot be stopped: the addresses stay valid until the process ends, with other memory behind them.
+  // For transfers that cannot be stopped: keeps the addresses valid until the process ends, with other memory behind
+  // them.
   void keep_addresses() { keeps_addresses_ = true; }
 
  private:

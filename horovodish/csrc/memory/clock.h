@@ -1,4 +1,4 @@
-// The time by which everything waits and gives up: the steady clock, or what a test puts in its place.
+// The clock of all waits and timeouts: the steady clock, or a test's replacement.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@ struct Clock {
   using time_point = std::chrono::steady_clock::time_point;
   static constexpr bool is_steady = true;
 
-  // A clock of a test.
+  // A test's clock.
   struct Source {
     time_point (*now)();
     void (*sleep)(std::chrono::nanoseconds);

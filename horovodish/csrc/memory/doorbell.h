@@ -1,5 +1,5 @@
-// One word per rank that everybody rings who has news for its engine: own enqueues, peers' messages and chunk flags,
-// the watch for lost peers, shutdown. Ringing costs a system call only when the rank sleeps and wants to know.
+// One word per rank. Every thread with news for the rank's engine rings it: own submissions, peers' messages and chunk
+// counters, the watch for lost peers, shutdown. Ringing costs a system call only if the rank sleeps and wants to know.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@ namespace horovodish {
 
 class Doorbell {
  public:
-  // Who sleeps. The values are also the futex bits by which just that thread is woken.
+  // The kind of sleeper. The values are also the futex bits that wake just that thread.
   enum Sleeper : uint32_t {
     nobody = 0,
     engine = 1,  // the engine thread
@@ -22,11 +22,11 @@ class Doorbell {
         4,  // the engine thread, with nothing under way: news of peers can wait until this rank has work itself
   };
 
-  // Rung by peers, after they have written what the news is about.
+  // For peers, after they have written the news.
   void ring() { wake_if(engine | caller); }
-  // Rung by this rank's own threads: also wakes an indifferent sleeper.
+  // For this rank's own threads: also wakes an indifferent sleeper.
   void ring_own() { wake_if(engine | caller | indifferent); }
-  // Rung by a thread that is about to drive, or to wait for the one that does.
+  // For a thread that is about to drive, or to wait for the driving thread.
   void ring_caller() { wake_if(caller); }
 
   // To sleep without missing a ring: take the value, announce, look once more for news, and only then sleep.

@@ -14,8 +14,7 @@
 
 namespace horovodish {
 
-// Returns when woken through one of `bits`, at once when `word` is not `expected`, after `limit`, or for no reason at
-// all.
+// Returns when woken through one of `bits`, at once if `word` is not `expected`, after `limit`, or without a reason.
 inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits,
                        std::optional<std::chrono::nanoseconds> limit) {
   timespec deadline{};

@@ -1,5 +1,5 @@
-// Notices the death of a local peer by the end-of-file on the socket to it: a thread that sleeps in poll() for as long
-// as nothing happens. (kill(pid, 0) would take a zombie for alive.)
+// Notices the death of a local peer by the end-of-file on the socket to it. A thread sleeps in poll() while nothing
+// happens. (kill(pid, 0) would take a zombie for alive.)
 #pragma once
 
 #include <poll.h>
@@ -14,8 +14,8 @@ namespace horovodish {
 
 class PeerDeaths {
  public:
-  // `sockets` by local rank, -1 for this rank; closed by the destructor, or when
-  // the constructor throws. `on_loss` is called on the watching thread.
+  // `sockets`: by local rank, -1 for this rank. The destructor closes them, as does the constructor if it throws. The
+  // watching thread calls `on_loss`.
   PeerDeaths(std::vector<int> sockets, std::function<void()> on_loss);
   ~PeerDeaths();
 
@@ -30,7 +30,7 @@ class PeerDeaths {
   void close_all();
 
   std::vector<int> sockets_;
-  std::vector<pollfd> polled_;  // the thread's alone: it allocates nothing, as nobody could be told that it failed
+  std::vector<pollfd> polled_;  // only the thread uses it; it allocates nothing, as nobody could hear of a failure
   std::function<void()> on_loss_;
   std::unique_ptr<std::atomic<bool>[]> gone_;
   int stop_event_;

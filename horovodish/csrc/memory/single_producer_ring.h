@@ -1,4 +1,4 @@
-// A queue of fixed size between two threads: one pushes, one takes, neither ever waits for the other.
+// A queue of fixed size between two threads: one pushes, the other takes, and neither waits.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ class SingleProducerRing {
   // `capacity`: a power of two.
   explicit SingleProducerRing(size_t capacity) : slots_(std::make_unique<T[]>(capacity)), mask_(capacity - 1) {}
 
-  // Of the side that pushes, which may be several threads if something else keeps them apart.
+  // Called on the pushing side, which may be several threads if something else serializes them.
   bool full() {
     const uint64_t number = pushed_.load(std::memory_order_relaxed);
     if (number - known_taken_ <= mask_) return false;
@@ -24,7 +24,7 @@ class SingleProducerRing {
     return number - known_taken_ > mask_;
   }
 
-  // False when it is full.
+  // Returns false if the ring is full.
   bool push(T&& value) {
     if (full()) return false;
     const uint64_t number = pushed_.load(std::memory_order_relaxed);
@@ -33,7 +33,7 @@ class SingleProducerRing {
     return true;
   }
 
-  // The oldest value; none when it is empty.
+  // The oldest value; none if the ring is empty.
   std::optional<T> take() {
     const uint64_t number = taken_.load(std::memory_order_relaxed);
     if (number == pushed_.load(std::memory_order_acquire)) return std::nullopt;

@@ -34,15 +34,16 @@ bool is_background(int thread) {
   return std::find(background.begin(), background.end(), thread) != background.end();
 }
 
-// The number of a thread that has ended may become that of another one.
+// A new thread may get the number of a thread that has ended.
 void forget_others(const std::vector<int>& threads) {
   std::lock_guard lock(background_mutex);
   std::erase_if(background,
                 [&](int thread) { return std::find(threads.begin(), threads.end(), thread) == threads.end(); });
 }
 
-// Some threads of XLA and TensorFlow look around from time to time. They sleep by nanosleep(), in threads whose names begin with
-// "tf_", or wait for a mutex of Abseil's, which calls the kernel by syscall(). Python's threads use other functions of the C library to wait for a time.
+// Some threads of XLA and TensorFlow look around from time to time. They sleep by nanosleep(), in threads whose names
+// begin with "tf_", or wait for a mutex of Abseil, which calls the kernel by syscall(). Python's threads use other
+// functions of the C library for timed waits.
 bool is_in_syscall(uint64_t instruction) {
   constexpr uint64_t kLongest = 64;
   const auto begin = reinterpret_cast<uint64_t>(&syscall);
@@ -55,7 +56,7 @@ std::string name_of(const std::filesystem::path& thread) {
   return name;
 }
 
-// Memory of this process at an address that may be gone, such as the stack of another thread.
+// Reads memory of this process at an address that may no longer be mapped, such as the stack of another thread.
 template <class T>
 bool copy_memory(uint64_t address, T& to) {
   const int file = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
@@ -86,7 +87,7 @@ std::vector<Mapping> code() {
   return found;
 }
 
-// Whether a thread that is in a function of the C library has been called into it by TensorFlow's code.
+// Returns whether TensorFlow's code has called the C library function that a thread is in.
 bool is_called_by_tensorflow(uint64_t stack, uint64_t instruction) {
   std::array<uint64_t, 32> words{};
   if (!copy_memory(stack, words)) return false;
@@ -105,8 +106,9 @@ bool is_called_by_tensorflow(uint64_t stack, uint64_t instruction) {
   return false;
 }
 
-// A thread of TensorFlow's input pipeline logs how much memory it uses. It has no name and sleeps for 30 seconds at a time. What waits
-// before it tries again sleeps for less, or for a random time, and Python's code may call the C library, but not TensorFlow's sleep.
+// A thread of TensorFlow's input pipeline logs how much memory it uses. It has no name and sleeps for 30 seconds at a
+// time. Threads that wait before a retry sleep for less, or for a random time. Python's code may call the C library,
+// but not TensorFlow's sleep.
 bool only_looks_around(uint64_t request, uint64_t stack, uint64_t instruction) {
   constexpr time_t kLong = 10;
   timespec duration{};
@@ -142,7 +144,7 @@ std::optional<uint64_t> runs_of(const std::filesystem::path& thread) {
   return file >> ran >> waited >> runs ? std::optional(runs) : std::nullopt;
 }
 
-// The threads of this process with their folders, but for those that wait and those in the background.
+// The threads of this process with their folders, without the waiting ones and those in the background.
 std::map<int, std::filesystem::path> other_threads(const std::vector<int>& waiting) {
   std::map<int, std::filesystem::path> others;
   std::vector<int> all;
@@ -158,7 +160,7 @@ std::map<int, std::filesystem::path> other_threads(const std::vector<int>& waiti
   return others;
 }
 
-// By thread, how often it has run. Nothing where one of them does not sleep.
+// How often each thread has run. None if a thread does not sleep.
 std::optional<std::map<int, uint64_t>> sleepers(const std::vector<int>& waiting) {
   std::map<int, uint64_t> found;
   for (const auto& [thread, folder] : other_threads(waiting)) {
@@ -175,7 +177,7 @@ void add_background_thread(int thread) noexcept {
   std::lock_guard lock(background_mutex);
   try {
     background.push_back(thread);
-  } catch (const std::bad_alloc&) {  // then it counts as one that may submit
+  } catch (const std::bad_alloc&) {  // it then counts as a process that may submit
   }
 }
 
@@ -188,8 +190,8 @@ BackgroundThread::BackgroundThread() { add_background_thread(gettid()); }
 
 BackgroundThread::~BackgroundThread() { remove_background_thread(gettid()); }
 
-// One look at thread after thread could miss that the last one wakes the first. No thread has run from the first look to the
-// second if all have run equally often at both, so there was a moment when all of them slept.
+// One look at thread after thread could miss that the last one wakes the first. If every thread has run equally often
+// at the first look and at the second, no thread has run in between, so there was a moment when all of them slept.
 bool process_sleeps(const std::vector<int>& waiting) {
   try {
     const auto first = sleepers(waiting);

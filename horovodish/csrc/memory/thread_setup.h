@@ -1,4 +1,4 @@
-// What every thread of the engine does first, and where threads run that it starts.
+// The first steps of every thread of the engine, and the cores of the threads that it starts.
 #pragma once
 
 #include <pthread.h>
@@ -10,8 +10,8 @@
 
 namespace horovodish {
 
-// The interpreter's main thread takes signals; this one takes only those of its own crash. If it blocked them as well, it
-// would end the process without a word. As it is, Python's faulthandler shows all stacks. `name` is at most 15
+// The interpreter's main thread takes signals. This thread takes only the signals of its own crash, so that Python's
+// faulthandler shows all stacks; with these blocked, it would end the process without a word. `name`: at most 15
 // characters, shown by ps and debuggers.
 inline void set_up_thread(const char* name) {
   sigset_t blocked;
@@ -22,7 +22,7 @@ inline void set_up_thread(const char* name) {
 }
 
 // Threads that the calling thread starts within this scope run on the cores of the process's main thread. The engine's
-// thread may be kept on one core (HOROVODISH_THREAD_AFFINITY), which what it starts would inherit.
+// thread may be bound to one core (HOROVODISH_THREAD_AFFINITY), and new threads would inherit that.
 class NewThreadsAnywhere {
  public:
   NewThreadsAnywhere() {

@@ -14,25 +14,26 @@ namespace {
 
 using Steady = std::chrono::steady_clock;
 
-// The least of these counts: in the others a thread may have waited for a core, as while other ranks start beside this one.
+// The least of these samples counts: in the others, a thread may have waited for a core, for example while other ranks
+// start.
 constexpr uint32_t kSamples = 21;
 constexpr uint32_t kAnybody = 1;
 constexpr std::chrono::microseconds kShortestWake{5}, kLongestWake{50};
 constexpr std::chrono::microseconds kLongestYield{2};
 constexpr std::chrono::microseconds kFallAsleep{40};
 
-// The caller of this thread goes on on its own core, so another one has to wake up.
+// The caller of this thread stays on its core, so another core has to wake up.
 void leave_core(int core) {
   cpu_set_t others;
   if (sched_getaffinity(0, sizeof others, &others) != 0) return;
   CPU_CLR(core, &others);
-  sched_setaffinity(0, sizeof others, &others);  // fails where there is no other
+  sched_setaffinity(0, sizeof others, &others);  // fails if there is no other core
 }
 
 std::chrono::nanoseconds measure_wake() {
   std::chrono::nanoseconds least = kLongestWake;
   std::atomic<uint32_t> rung{0}, heard{0};
-  Steady::time_point awake;  // of the thread, when `heard` has followed `rung`
+  Steady::time_point awake;  // of the thread, when `heard` has reached `rung`
   std::thread sleeper([&, core = sched_getcpu()] {
     leave_core(core);
     for (uint32_t ring = 1; ring <= kSamples; ++ring) {

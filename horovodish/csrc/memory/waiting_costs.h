@@ -1,4 +1,4 @@
-// What it costs on this machine to let another thread run, and to be woken.
+// The cost on this machine of yielding to another thread, and of being woken.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,7 @@ struct WaitingCosts {
   std::chrono::nanoseconds wake;   // from a ring to the first instruction of the thread that slept
 };
 
-// Measured by the first call, in about two milliseconds.
+// The first call measures it, in about two milliseconds.
 const WaitingCosts& waiting_costs();
 
 }  // namespace horovodish

@@ -1,7 +1,8 @@
-// Records as they are, for `horovodish report`: a file of blocks, which can be read up to where a killed process has left it.
+// Raw records for `horovodish report`: a file of blocks. If a process is killed, the file can be read up to the last
+// block.
 //
-// A block has 8 bytes that say what it holds, 8 bytes with the length of what follows, and that: "records\n" has records as
-// struct TimelineRecord lays them out, of which each time is nanoseconds since the origin; "objects\n" has one JSON object in a
+// A block has 8 bytes for its type, 8 bytes for the length of its content, and the content. "records\n" has records in
+// the layout of struct TimelineRecord, with times in nanoseconds since the origin; "objects\n" has one JSON object in a
 // line. The first block is the object that describes the process.
 #pragma once
 
@@ -30,7 +31,7 @@ class RecordFile : public Recording {
 
   int descriptor_;  // -1 after an error
   const int64_t origin_;
-  std::vector<TimelineRecord> records_;  // that are not written yet; the objects likewise
+  std::vector<TimelineRecord> records_;  // not written yet; likewise the objects
   std::string objects_;
   uint64_t dropped_ = 0;
 };

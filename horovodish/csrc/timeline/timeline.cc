@@ -14,7 +14,7 @@ namespace horovodish {
 
 namespace {
 
-// What a rank can record while its writer does not get to run.
+// How many records and descriptions fit while the writer does not get to run.
 constexpr size_t kRecords = 1 << 15, kDescriptions = 1 << 12;
 // How often the writer looks. A killed process loses what came after its last look.
 constexpr std::chrono::milliseconds kInterval{20};
@@ -45,7 +45,7 @@ Timeline::Track* Timeline::submitted(const std::shared_ptr<const Request>& reque
   return &track;
 }
 
-// Operations that are decided in one round of the engine are decided at the same time.
+// Operations that are decided in one round of the engine have the same time of decision.
 void Timeline::decided(const Track& track, int64_t at) {
   if (mark_cycles_ && at != last_decision_) {
     push(TimelineRecord(What::cycle, kEngineTrack, at));
@@ -59,15 +59,15 @@ void Timeline::phase(const Track& track, Phase phase, int64_t begin) {
   push(TimelineRecord(phase, track.number, begin, last_phase_));
 }
 
-// An operation is settled right after its last phase, or after its decision when it has none.
+// An operation settles right after its last phase; without a phase, right after its decision.
 void Timeline::settled(Track& track, bool failed) {
   const int64_t at = failed ? now() : std::max(last_phase_, last_decision_);
   push(TimelineRecord(failed ? What::failed : What::settled, track.number, at));
   track.busy = false;
 }
 
-// Generated names are new each time: all of them share a track, or as many as are under way at once. So do the names beyond
-// kMostTracks, since a program may make up names in each step.
+// Generated names are new each time, so they share a track, or as many tracks as operations are under way at once.
+// Names beyond kMostTracks share tracks, too, since a program may make up names in each step.
 Timeline::Track& Timeline::track_of(int process_set, std::string_view name) {
   const size_t cut = name.find(kUnnamed);
   if (cut == std::string_view::npos && (last_track_ < kMostTracks || is_known(process_set, name))) {
@@ -97,7 +97,7 @@ Timeline::Track& Timeline::named(int process_set, std::string_view name) {
   return track;
 }
 
-// Both or none, so that the writer finds each description that a record speaks of.
+// Pushes both or none, so that the writer finds the description of every record.
 bool Timeline::describe(const Track& track, const std::shared_ptr<const Request>& request) {
   if (records_.full() || !descriptions_.push({track.name, request})) return false;
   push(TimelineRecord(What::described, track.number));
@@ -138,7 +138,7 @@ void Timeline::waited(int64_t begin) {
   }
 }
 
-// What is left is written by the thread that ends the timeline: the writer's may not get to run for a while.
+// The thread that ends the timeline writes the remaining records: the writer's thread may not get to run for a while.
 void Timeline::finish() {
   {
     std::lock_guard lock(mutex_);
@@ -168,7 +168,7 @@ void Timeline::run() {
   }
 }
 
-// A trace that cannot be written ends where it is. The engine goes on.
+// If a trace cannot be written, it ends there. The engine goes on.
 template <class Step>
 void Timeline::write(Step step) noexcept {
   if (failed_) return;

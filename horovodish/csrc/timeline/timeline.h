@@ -1,8 +1,8 @@
-// When each operation went through which phase on this rank, as a trace that a thread of its own writes.
+// The times of each operation's phases on this rank, as a trace that a separate thread writes.
 //
-// The thread that drives the engine pushes small records into a ring: a time, a number and what happened. It never
-// formats, writes or waits. The writer runs on what time others leave over; when it does not keep up, records are
-// dropped and counted. An operation that is not recorded costs a look at a null pointer where it would be.
+// The driving thread pushes small records into a ring: a time, a number and an event. It never formats, writes or
+// waits. The writer uses only spare processor time. If it does not keep up, records are dropped and counted. Without a
+// recording, an operation costs a look at a null pointer in each place.
 #pragma once
 
 #include <atomic>
@@ -24,20 +24,21 @@
 
 namespace horovodish {
 
-// What a plane does for an operation. Before come "negotiate", from the submission to the decision, and "queue", from
-// there to the first of these. "wait" is of a thread of the script, for the end of operations.
+// The phases of a plane's work on an operation. Two phases come before: "negotiate", from the submission to the
+// decision, and "queue", from the decision to the first of these. "wait" belongs to a thread of the script that waits
+// for the end of operations.
 enum class Phase : uint8_t { pack, reduce, exchange, unpack, connect, nccl, encode, decode, wait };
 
-// Numbers of the tracks for what concerns no operation, for steps and marks of the script, and for its waits.
+// Track numbers: for events of no operation, for steps and marks of the script, and for the waits of the script.
 constexpr uint32_t kEngineTrack = 1, kStepsTrack = 2, kWaitsTrack = 3;
 
-// What a track is called and what the operations on it are about.
+// The name of a track and the request of the operations on it.
 struct TrackDescription {
   std::string name;
   std::shared_ptr<const Request> request;
 };
 
-// Small, because recording costs what it costs to get its cache line back from the thread that writes.
+// Small, because the main cost of recording is to get the record's cache line back from the writing thread.
 struct TimelineRecord {
   enum class What : uint8_t { described, submitted, decided, phase, settled, failed, cycle };
 
@@ -46,8 +47,8 @@ struct TimelineRecord {
   TimelineRecord(Phase phase, uint32_t track, int64_t begin, int64_t end)
       : at(end), length(static_cast<float>(end - begin)), what(What::phase), phase(phase), track(track) {}
 
-  int64_t at;  // nanoseconds of the steady clock; of a phase: when it ended
-  float length = 0;  // nanoseconds, of a phase; of a submission 1 if a framework's program has made it
+  int64_t at;  // nanoseconds of the steady clock; of a phase: its end
+  float length = 0;  // of a phase: nanoseconds; of a submission: 1 if a framework's program made it
   What what : 4;
   Phase phase : 4 = Phase::pack;
   uint32_t track : 24;
@@ -67,12 +68,12 @@ class Timeline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // What operations of one name have in common. At most one of them is under way.
+  // The common properties of operations with one name. At most one of them is under way.
   struct Track {
     std::string name;
     uint32_t number = 0;
     bool busy = false;
-    std::shared_ptr<const std::string> signature;  // of the operation that the writer has a description of
+    std::shared_ptr<const std::string> signature;  // of the operation that was last described to the writer
   };
 
   // Writes through `recording`.
@@ -94,12 +95,12 @@ class Timeline {
 
   // Called by any thread, seldom.
   void add(Moment&& moment);
-  // The text of an operation that has failed. Without memory it is dropped.
+  // Adds the text of a failed operation. Without memory, the text is dropped.
   void add_error(const std::string& text) noexcept;
   // A thread of the script has waited since `begin`.
   void waited(int64_t begin);
 
-  // Ends the trace and writes it to the end; what is pushed from now on is ignored.
+  // Ends the trace and writes it to the end. Later records are ignored.
   void finish();
 
  private:
@@ -115,27 +116,27 @@ class Timeline {
 
   const bool mark_cycles_;
   SingleProducerRing<TimelineRecord> records_;
-  SingleProducerRing<TrackDescription> descriptions_;  // one for each record that says so
+  SingleProducerRing<TrackDescription> descriptions_;  // one for each record of type `described`
   std::unordered_map<int, std::map<std::string, Track, std::less<>>> tracks_;  // by process set and name
   uint32_t last_track_ = kWaitsTrack;
-  int64_t last_phase_ = 0, last_decision_ = 0;  // when the one ended and the other was made
+  int64_t last_phase_ = 0, last_decision_ = 0;  // the end of the last phase, and the time of the last decision
   std::atomic<uint64_t> dropped_{0};
   std::atomic<bool> finished_{false};
 
   std::mutex mutex_;
   std::condition_variable changed_;
   bool finishing_ = false;  // guarded by mutex_
-  std::vector<Moment> moments_;  // that are not written yet; likewise
+  std::vector<Moment> moments_;  // not written yet; likewise
   std::vector<TimelineRecord> waits_;  // likewise
   std::unique_ptr<Recording> recording_;  // the writer's alone until it has ended
   bool failed_ = false;  // likewise
   std::thread writer_;
 };
 
-// What an operation carries in order to be recorded.
+// The data for recording that an operation carries.
 struct Trace {
-  std::shared_ptr<Timeline> timeline;  // null: it is not
-  int64_t submitted_at = 0;  // 0: when the engine takes it up
+  std::shared_ptr<Timeline> timeline;  // null: it is not recorded
+  int64_t submitted_at = 0;  // 0: when the engine takes it from the inbox
   Timeline::Track* track = nullptr;  // null until submitted()
 
   void submitted(const std::shared_ptr<const Request>& request, const std::shared_ptr<const std::string>& signature,
@@ -158,7 +159,7 @@ struct Trace {
   // A phase of an operation, for the length of a scope.
   class Span {
    public:
-    // `follows`: the phase that was recorded last has just ended, which saves a look at the clock.
+    // `follows`: the last recorded phase has just ended, which saves a look at the clock.
     Span(const Trace& trace, Phase phase, bool follows = false)
         : timeline_(trace.timeline.get()),
           track_(trace.track),
@@ -169,7 +170,7 @@ struct Trace {
     }
     Span(const Span&) = delete;
     Span& operator=(const Span&) = delete;
-    // Nothing was done.
+    // Call it if nothing was done.
     void cancel() { track_ = nullptr; }
 
    private:

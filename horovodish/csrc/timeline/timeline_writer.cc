@@ -90,7 +90,7 @@ void TimelineWriter::describe(uint32_t number, const TrackDescription& descripti
   described.arguments = arguments_of(*description.request);
 }
 
-// Once.
+// Call it once.
 void TimelineWriter::name_track(uint32_t number, std::string_view name) {
   if (std::exchange(track(number).named, true)) return;
   file_.add({.type = 'M', .track = number, .name = "thread_name", .arguments = "\"name\":" + json_text(name)});
@@ -115,7 +115,7 @@ void TimelineWriter::end_waiting(uint32_t number, int64_t at) {
   if (!track.waits.empty()) slice(number, std::exchange(track.waits, {}), track.last, at);
 }
 
-// A phase from `begin` to `end`, which lasts and does not overlap the one before.
+// Writes a phase from `begin` to `end` that has a length and does not overlap the phase before.
 void TimelineWriter::slice(uint32_t number, std::string_view name, int64_t begin, int64_t end) {
   Track& track = tracks_[number];
   begin = std::max(begin, track.last);

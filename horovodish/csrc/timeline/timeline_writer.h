@@ -1,8 +1,9 @@
-// What the records of a timeline mean, as slices: each track has one for every operation, and in it its phases.
+// Converts a timeline's records to slices: each track has a slice for every operation, and in it the slices of its
+// phases.
 //
-// Whatever records are missing, slices nest: an operation whose end was dropped ends where the next one on its track
-// begins, and records of an operation whose beginning was dropped are ignored. Phases are written when they end; a trace
-// that was cut off shows an operation without "negotiate" where that had not ended.
+// Slices nest even if records are missing. If the end of an operation was dropped, it ends at the beginning of the next
+// one on its track. If its beginning was dropped, its records are ignored. Phases are written when they end, so a trace
+// that was cut off shows an operation without "negotiate" if that phase had not ended.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +16,25 @@
 
 namespace horovodish {
 
-// What an operation is about, as members of a JSON object.
+// The arguments of an operation's slice, as members of a JSON object.
 std::string arguments_of(const Request& request);
 
 class TimelineWriter : public Recording {
  public:
-  // As TraceFile. `name`: of the process.
+  // As in TraceFile. `name`: of the process.
   TimelineWriter(int descriptor, int process, std::string_view name, int64_t origin);
 
   void describe(uint32_t number, const TrackDescription& description) override;
   void take(const TimelineRecord& record) override;
   void take(const Moment& moment) override;
-  // A mark says when there are more dropped records than last time.
+  // Adds a mark if more records have been dropped since the last call.
   void flush(uint64_t dropped, int64_t at) override;
   void finish(int64_t at) override;
 
  private:
   struct Track {
-    std::string_view kind;  // of its operations; empty while nothing is known of them
-    std::string arguments;  // that describe them
+    std::string_view kind;  // of its operations; empty while unknown
+    std::string arguments;  // of its operations
     bool named = false;
     bool busy = false;  // shows an operation
     std::string_view waits{};  // "negotiate" or "queue", while it does

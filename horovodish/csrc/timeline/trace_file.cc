@@ -12,8 +12,8 @@ namespace horovodish {
 
 namespace {
 
-// The kernel ends a write() that is hit by a SIGKILL between two pages, never within one. So every page of the file
-// holds whole lines and is written by calls of its own.
+// If a SIGKILL hits a write(), the kernel ends it between two pages, never within one. So every page of the file holds
+// whole lines and is written by its own call.
 constexpr size_t kPageBytes = 4096;
 // An event holds at most three texts, and fits into a page.
 constexpr size_t kLongestText = 500;

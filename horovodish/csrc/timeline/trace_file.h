@@ -1,5 +1,5 @@
-// A trace in Chrome's JSON array format, which Perfetto reads, written so that a process that is killed leaves a file
-// that can be read: the format does without the closing bracket, and no event is ever written by halves.
+// A trace in Chrome's JSON array format, which Perfetto reads. The file of a killed process can be read: the format
+// does not need the closing bracket, and no event is ever half written.
 //
 // One event per line, the comma in front. Times are nanoseconds of the steady clock, in the file microseconds since an
 // origin. A *track* is a row of the trace (a tid), a *slice* a bar on it; slices of a track nest.
@@ -17,7 +17,8 @@ namespace horovodish {
 // `value` as a JSON string, shortened if need be.
 std::string json_text(std::string_view value);
 
-// Writes all of `text`. An error warns and closes the descriptor, which is -1 from then on; then this does nothing.
+// Writes all of `text`. An error prints a warning, closes the descriptor and sets it to -1; after that this does
+// nothing.
 void write_whole(int& descriptor, std::string_view text);
 
 class TraceFile {
@@ -37,9 +38,9 @@ class TraceFile {
     std::string_view arguments = {};  // the inside of a JSON object, or nothing
   };
   void add(const Event& event);
-  // Hands what there is to the operating system.
+  // Hands the data so far to the operating system.
   void flush();
-  // The closing bracket.
+  // Writes the closing bracket.
   void finish();
 
  private:

@@ -1,8 +1,8 @@
-// Codecs: what stands for float32 values where a link is slow. A code is much shorter than the values and says less than they do.
-// Whoever encodes learns the error, value - decoded value, and can add it to what it encodes next.
+// Codecs: short codes for float32 values, for slow links. A code loses information. Whoever encodes gets the error,
+// value - decoded value, and can add it to the next values that it encodes.
 //
-// A codec encodes blocks of values, each by itself. A block in which a value is NaN or infinite decodes to NaN in every
-// element. The same values give the same bytes on every processor.
+// A codec encodes blocks of values, each by itself. If a value is NaN or infinite, all of its block decodes to NaN. The
+// same values give the same bytes on every processor.
 #pragma once
 
 #include <algorithm>
@@ -13,27 +13,27 @@
 
 namespace horovodish {
 
-// `automatic`: what the ranks find out to be fastest, none or int8.
+// `automatic`: none or int8, whichever the ranks measure to be faster.
 enum class CodecKind : uint8_t { none, int8, int4, onebit, ternary, topk, randomk, automatic };
 inline constexpr std::array<std::string_view, 8> kCodecNames{"none",    "int8", "int4",    "onebit",
                                                              "ternary", "topk", "randomk", "auto"};
 inline std::string_view name_of(CodecKind kind) { return kCodecNames[static_cast<size_t>(kind)]; }
-// Whether a parameter says which share of the values travels.
+// Returns whether the codec has a parameter for the share of the values that travel.
 inline bool takes_share(CodecKind kind) { return kind == CodecKind::topk || kind == CodecKind::randomk; }
 
 // The values of one block.
 struct Block {
-  size_t count;  // at most as many as the codec's block has
+  size_t count;  // at most the size of the codec's block
   double share;  // of the values that travel, for the codecs that leave some out
-  uint64_t seed;  // the same where a block is encoded and decoded
+  uint64_t seed;  // the same at encoding and decoding of a block
 };
 
-// How one block is encoded. A new codec is a file of its own and a row of the table in codec.cc.
+// The encoding of one block. A new codec is a file of its own and a row of the table in codec.cc.
 struct BlockCodec {
   size_t block;  // values
-  // Of the code.
+  // The size of the code.
   size_t (*bytes)(const Block& block);
-  // Leaves the errors in place of the values; NaN where a value is NaN or infinite, in all of the block.
+  // Leaves the errors in place of the values. If a value is NaN or infinite, all errors of the block are NaN.
   void (*encode)(float* values, std::byte* code, const Block& block);
   // Adds the decoded values to `values` or replaces them.
   void (*decode)(const std::byte* code, float* values, const Block& block, bool adds);
@@ -42,10 +42,10 @@ struct BlockCodec {
 // A codec with its parameter, for any number of values: the blocks' codes lie one after the other.
 class Codec {
  public:
-  // Every block divides it, so that whoever cuts values here needs to know no codec.
+  // A multiple of every codec's block, so that callers can cut values here without knowing the codec.
   static constexpr size_t kTile = 4096;
 
-  // A kind other than none and automatic.
+  // `kind`: not none and not automatic.
   Codec(CodecKind kind, double share);
 
   size_t block() const { return codec_.block; }

@@ -1,5 +1,6 @@
-// Blocks of 64 values: the upper half of a scale, and half a byte for each value. A value that is small in its block arrives now and
-// then, as a whole step, so its mean square is too large. Adam divides by that. The smaller the block, the fewer such values.
+// Blocks of 64 values: the upper half of a scale, and half a byte for each value. A value that is small in its block
+// arrives only now and then, as a whole step, so its mean square is too large. Adam divides by that mean. The smaller
+// the block, the fewer such values.
 #include "arithmetic/codecs/packing.h"
 
 namespace horovodish {
@@ -12,7 +13,7 @@ constexpr float kLevels = 7;
 constexpr uint32_t kZero = 8;  // the symbol
 constexpr size_t kScaleBytes = sizeof(uint16_t);
 
-// Towards zero by less than 1 %, so the largest value is still nearest to the last step.
+// Rounds towards zero by less than 1 %, so the largest value is still nearest to the last step.
 HOROVODISH_INLINE void write_scale(std::byte* code, float scale) {
   const auto upper = static_cast<uint16_t>(std::bit_cast<uint32_t>(scale) >> 16);
   std::memcpy(code, &upper, sizeof upper);
@@ -48,7 +49,7 @@ HOROVODISH_INLINE void decode_some(const std::byte* code, float* values, size_t 
 
 size_t bytes(const Block& block) { return kScaleBytes + Planes<4>::bytes(block.count); }
 
-// For a number of values that the compiler knows, it makes instructions without loops.
+// If the compiler knows the number of values, it makes instructions without loops.
 HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block) {
   block.count == kBlock ? encode_some(values, code, kBlock) : encode_some(values, code, block.count);
 }

@@ -11,7 +11,7 @@ constexpr float kLevels = 127;
 size_t bytes(const Block& block) { return sizeof(float) + block.count; }
 
 HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block) {
-  const size_t count = block.count;  // for the compiler, a byte that is written may be any part of `block`
+  const size_t count = block.count;  // a local copy: for the compiler, a written byte may be part of `block`
   const float scale = scale_of(largest_bits(values, count), kLevels);
   if (scale != scale) return encode_nan(values, code, bytes(block), count);
   const float inverse = scale > 0 ? 1 / scale : 0;

@@ -1,4 +1,4 @@
-// What several codecs have in common: statistics of a block, and symbols of a few bits in bytes.
+// The common parts of several codecs: statistics of a block, and symbols of a few bits in bytes.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 HOROVODISH_INLINE int32_t magnitude_bits(float value) { return std::bit_cast<int32_t>(value) & 0x7fffffff; }
 
-// The bits of the largest magnitude: as integers they come in the same order, then infinity, then NaN.
+// The bits of the largest magnitude. As integers, magnitudes have the same order, then infinity, then NaN.
 HOROVODISH_INLINE int32_t largest_bits(const float* values, size_t count) {
   int32_t largest = 0;
   for (size_t i = 0; i < count; ++i) largest = std::max(largest, magnitude_bits(values[i]));
@@ -26,7 +26,7 @@ HOROVODISH_INLINE int32_t largest_bits(const float* values, size_t count) {
 }
 
 struct Magnitudes {
-  double sum = 0;  // of as many float32 values as a block has it cannot overflow, and their mean is a float32 value
+  double sum = 0;  // the sum of a block of float32 values cannot overflow, and its mean is a float32 value
   int32_t count = 0;
 
   float mean() const { return count == 0 ? 0.0f : static_cast<float>(sum / count); }
@@ -55,11 +55,11 @@ HOROVODISH_INLINE Magnitudes magnitudes(const float* values, size_t count, float
   return all;
 }
 
-// Adding this to a number of less than 2^22 rounds it to the nearest integer, or the even one, and leaves that in the lowest bits.
+// Added to a number below 2^22, this rounds it to the nearest integer (ties to even), which is then in the lowest bits.
 inline constexpr float kRounder = 0x1.8p23f;
-// The scale by which `levels` steps reach the largest magnitude. 0, so that everything stays in the error, where the inverse
-// would be no finite number. NaN for what is not finite. The product of levels and scale is finite: a quotient that was rounded up
-// would make it overflow.
+// The scale for which `levels` steps reach the largest magnitude. 0, so that everything stays in the error, if the
+// inverse would not be finite. NaN if the magnitude is not finite. The product of levels and scale is finite: a
+// quotient that was rounded up would make it overflow.
 HOROVODISH_INLINE float scale_of(int32_t bits, float levels) {
   if (bits >= kInfinityBits) return kNan;
   const float most = std::numeric_limits<float>::max() / levels * (1 - std::numeric_limits<float>::epsilon());
@@ -73,7 +73,7 @@ HOROVODISH_INLINE float read_float(const std::byte* code) {
   std::memcpy(&value, code, sizeof value);
   return value;
 }
-// The code of a block that is not finite: it begins with NaN. So do its errors.
+// The code of a block with NaN or infinity begins with NaN. All its errors are NaN.
 inline void encode_nan(float* values, std::byte* code, size_t bytes, size_t count) {
   std::memset(code, 0, bytes);
   write_float(code, kNan);
@@ -87,7 +87,7 @@ struct Planes {
   static constexpr size_t kPlanes = 8 / kBits;
   static size_t bytes(size_t count) { return (count + kPlanes - 1) / kPlanes; }
 
-  // `symbol(value)` gives the symbol and makes the value the error.
+  // `symbol(value)` returns the symbol and replaces the value by the error.
   template <class Symbol>
   static HOROVODISH_INLINE void pack(float* values, size_t count, std::byte* code, Symbol symbol) {
     auto* const out = reinterpret_cast<uint8_t*>(code);
@@ -117,7 +117,7 @@ struct Planes {
   }
 };
 
-// How many values of a block travel where only a share does.
+// How many values of a block travel if only a share of them does.
 size_t kept_of(const Block& block);
 
 #define HOROVODISH_CODEC(NAME)                                                                                    \

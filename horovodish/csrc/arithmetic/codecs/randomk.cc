@@ -1,4 +1,5 @@
-// Blocks of 4096 values: some of the values. Both sides draw the same ones, so their places do not travel. The others are 0.
+// Blocks of 4096 values: some of the values. Both sides draw the same places, so places do not travel. The other values
+// are 0.
 #include "arithmetic/codecs/packing.h"
 
 namespace horovodish {
@@ -17,7 +18,7 @@ uint64_t drawn(uint64_t seed, uint64_t counter) {
 namespace randomk {
 size_t bytes(const Block& block) { return kept_of(block) * sizeof(float); }
 
-// The block is cut into as many cells as values travel, and one value of each does.
+// The block is cut into a cell for each travelling value, and one value of each cell travels.
 size_t place(const Block& block, uint64_t seed, size_t cell, size_t cells) {
   const size_t begin = cell * block.count / cells, end = (cell + 1) * block.count / cells;
   return begin + drawn(seed, cell) % (end - begin);
@@ -28,7 +29,7 @@ HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block
     return encode_nan(values, code, bytes(block), block.count);
   }
   const size_t cells = kept_of(block);
-  const uint64_t seed = drawn(block.seed, 0);  // those of neighbours differ by little
+  const uint64_t seed = drawn(block.seed, 0);  // seeds of neighbours differ by little
   for (size_t cell = 0; cell < cells; ++cell) {
     float& value = values[place(block, seed, cell, cells)];
     write_float(code + cell * sizeof value, value);

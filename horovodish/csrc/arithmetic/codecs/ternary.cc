@@ -1,5 +1,6 @@
-// Blocks of 1024 values: a scale, and -1, 0 or 1 for each value. What is not 0 has a magnitude above 0.7 of the mean, and the scale is the
-// mean of these magnitudes. Li, Zhang and Liu, "Ternary Weight Networks", 2016.
+// Blocks of 1024 values: a scale, and -1, 0 or 1 for each value. Values with a magnitude above 0.7 of the mean
+// magnitude become -1 or 1, and the scale is the mean of their magnitudes. Li, Zhang and Liu, "Ternary Weight
+// Networks", 2016.
 #include "arithmetic/codecs/packing.h"
 
 namespace horovodish {

@@ -28,7 +28,7 @@ HOROVODISH_INLINE void encode(float* values, std::byte* code, const Block& block
   }
   std::nth_element(bits, bits + kept - 1, bits + block.count, std::greater<>());
   const int32_t least = bits[kept - 1];
-  // Of equal magnitudes the first ones are kept.
+  // Among equal magnitudes, the first ones are kept.
   auto equal = kept - static_cast<size_t>(std::count_if(bits, bits + kept, [=](int32_t its) { return its > least; }));
   std::byte* indices = code + kept * sizeof(float);
   for (size_t i = 0; i < block.count; ++i) {
