@@ -2,9 +2,9 @@
 //
 //     engines RANKS STEPS
 //
-// Every rank runs the same random program: operations of all kinds and many sizes, asynchronous and synchronous, waited
-// for by several threads, submitted in an order of its own. The results are checked. At the end one refuses an
-// operation, and one leaves while others wait.
+// Every rank runs the same random program: operations of all kinds and many sizes, asynchronous and synchronous, with
+// several waiting threads, and each rank submits in its own order. The results are checked. At the end one rank refuses
+// an operation, and one leaves while others wait.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -67,8 +67,8 @@ void train(Engine& engine, int rank, int ranks, int steps) {
   }
 }
 
-// Several requests have one name, and each comes again, so the response cache knows all of them. Sometimes rank 0 has another one
-// than the rest.
+// Several requests share a name, and each comes again, so the response cache knows all of them. Sometimes rank 0 has
+// another request than the other ranks.
 void change_requests(Engine& engine, int rank, int ranks, int steps) {
   constexpr size_t kNames = 3;
   std::mt19937 own(static_cast<unsigned>(rank) + 3);
@@ -143,7 +143,8 @@ void reduce_by_adasum(Engine& engine, int rank, int ranks) {
   }
 }
 
-// As native code of a shim does it: nobody waits, and a call in another thread says when each has ended.
+// Follows operations as a shim's native code does: no thread waits, and a call in another thread reports the end of
+// each.
 void follow_completions(Engine& engine, int ranks) {
   constexpr size_t kTensors = 40;
   std::vector<std::vector<float>> tensors(kTensors, std::vector<float>(300, 1.0f));
@@ -165,7 +166,7 @@ void follow_completions(Engine& engine, int ranks) {
   CHECK(right == kTensors);
 }
 
-// Every rank sends to every other one, in an order of its own, more than the rings hold.
+// Every rank sends more than the rings hold to every other rank, in its own order.
 void transfer(Engine& engine, int rank, int ranks, int steps) {
   std::mt19937 own(static_cast<unsigned>(rank) + 7);
   for (int step = 0; step < steps; ++step) {
@@ -198,10 +199,11 @@ void transfer(Engine& engine, int rank, int ranks, int steps) {
   }
 }
 
-// A message that does not fit its receive fails on both ranks, one that nobody sends is taken back, and the next ones arrive. Of
-// two ranks alone, each would send its refusal behind its own message, which may be the end of the other one's send.
+// A message that does not fit its receive fails on both ranks. A receive without a message is cancelled. The next
+// messages arrive. If there were only two ranks, each would send its refusal behind its own message, which may be the
+// end of the other rank's send.
 void refuse_transfers(Engine& engine, int rank, int ranks) {
-  constexpr size_t kLength = 200000;  // more than a ring holds, so the send cannot end before it is refused
+  constexpr size_t kLength = 200000;  // more than a ring holds, so the refusal comes before the send ends
   const int following = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
   const std::vector<float> source(kLength, static_cast<float>(rank));
   std::vector<float> target(kLength);

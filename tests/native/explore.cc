@@ -31,7 +31,7 @@ namespace {
 
 constexpr size_t kRanks = 3;
 
-// A step of a rank's script. Steps between two barriers are taken in any order, those of one name in the given order.
+// A step of a rank's script. Steps between two barriers are taken in any order; steps of one name keep their order.
 //     x    submits x            x4   with another shape       x-   refuses it        f.x  x as part of the family f
 //     J    joins, and waits for the other ranks               j    joins, and goes on submitting
 //     |    waits for what it has submitted of families; the next ones are another run
@@ -85,7 +85,7 @@ struct World {
 
 [[noreturn]] void unexpected(const std::string& what) { throw std::logic_error(what); }
 
-// What a process set knows of its operations.
+// The operations of a rank in a process set.
 struct Rank {
   std::set<size_t> taken;  // steps
   std::map<std::string, size_t> undecided;  // by name, the step
@@ -97,7 +97,7 @@ struct Rank {
 // A decision that not every rank has applied.
 struct Logged {
   std::string text;
-  std::string asked = {};  // of a contributor
+  std::string asked = {};  // what a contributor asked for
   int joined = 0, contributors = 0;
 };
 
@@ -109,7 +109,7 @@ struct State {
   size_t applied_by_all = 0;
 };
 
-// After a copy: the tensors and the cached requests are others.
+// Call it after a copy, because the tensors and the cached requests are other objects.
 void relink(TensorTable& table) {
   const auto own = [&](const CachedRequest* theirs) { return table.find(theirs->id); };
   for (auto& [name, tensor] : table.by_name_) {
@@ -151,7 +151,7 @@ class Explorer {
     for (const std::string& script : world.scripts) scripts_.push_back(parse(script));
   }
 
-  // False when something does not hold; `path` is then what led there.
+  // Returns false if a check fails; `path` then holds the actions that led there.
   bool explore(std::vector<std::string>& path, std::string& why) {
     try {
       visit(begin());
@@ -167,7 +167,7 @@ class Explorer {
  private:
   struct Action {
     enum class Type { deliver, step, take } type;
-    int from = 0, to = 0;  // of a delivery; else the rank, and the step
+    int from = 0, to = 0;  // of a delivery; otherwise the rank and the step
   };
 
   int parent_of(int rank) const { return rank == 0 ? -1 : world_.chain ? rank - 1 : 0; }
@@ -181,7 +181,7 @@ class Explorer {
     return ranks;
   }
 
-  // All ranks go through the first script without anything to choose.
+  // All ranks go through the first script, without a choice.
   State begin() {
     State state;
     state.nodes.reserve(kRanks);
@@ -368,7 +368,7 @@ class Explorer {
     return state.log[place];
   }
 
-  // What every rank has seen: those that are not counted as joined have contributed.
+  // Checks what every rank has seen: the ranks that are not counted as joined have contributed.
   static void forget_log(State& state) {
     const auto least = [&] {
       size_t all = state.ranks[0].decisions;
@@ -384,7 +384,7 @@ class Explorer {
     }
   }
 
-  // Nothing can happen any more: everything has ended, and nothing is remembered.
+  // No action is left: every operation has ended, and nothing is remembered.
   void check_end(const State& state) const {
     for (size_t i = 0; i < kRanks; ++i) {
       const Rank& rank = state.ranks[i];
@@ -408,7 +408,7 @@ class Explorer {
     return "rank " + from + ": " + word;
   }
 
-  // Two hashes of all that decides what can happen from here.
+  // Two hashes of the part of the state that determines the possible actions.
   static std::pair<uint64_t, uint64_t> digest(const State& state) {
     Writer writer;
     for (const Negotiation& node : state.nodes) write(writer, node);
@@ -441,7 +441,7 @@ class Explorer {
     return {std::hash<std::string>{}(all), other};
   }
 
-  // Without times, which decide nothing.
+  // Leaves out times, which determine nothing.
   static void write(Writer& writer, const Negotiation& node) {
     writer.number(node.participants_.joined);
     writer.number(node.joined_sent_);

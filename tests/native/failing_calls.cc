@@ -1,5 +1,5 @@
-// A small run of two ranks in which the system refuses one thing: the first, then the second, then the third allocation, and so on,
-// and the same for the start of threads. Each run has to end, in results or in errors, without a crash.
+// A small run of two ranks in which the system refuses one call: the first allocation, then the second, then the third,
+// and so on. The same for the start of threads. Each run must end, in results or in errors, without a crash.
 //
 //     failing_calls                                     all of them
 //     failing_calls allocations|threads FIRST COUNT     one run, for a debugger: COUNT fail from number FIRST on
@@ -22,7 +22,7 @@
 
 namespace {
 
-// Which calls fail: `count` of them from number `first` on, counted while that is not 0.
+// The calls that fail: `count` of them from number `first` on. They are counted while that is not 0.
 struct Failing {
   std::atomic<long> calls{0};
   std::atomic<long> first{0};
@@ -75,7 +75,7 @@ void call(Engine& engine, Kind kind, const std::string& name, size_t length) {
   finish(engine, handle);
 }
 
-// As a shim does it: the memory has to stay until the call comes, which it has to in any case.
+// Follows operations as a shim does. The memory must stay until the call, which must come in any case.
 void follow(Engine& engine) {
   std::vector<float> memory(10, 1.0f);
   std::atomic<bool> called{false};
@@ -138,7 +138,7 @@ void live(const Host& host, int rank) {
   host.end(rank);
 }
 
-// Of the thread that ends the process; `addr2line -Cfe failing_calls` names the functions.
+// The stack of the thread that ends the process; `addr2line -Cfe failing_calls` names the functions.
 void show_stack() {
   void* frames[40];
   backtrace_symbols_fd(frames, backtrace(frames, 40), STDERR_FILENO);

@@ -1,10 +1,10 @@
 // The CUDA driver functions that the engine calls, over host memory: for tests on machines without a GPU.
 //
-// Memory of the host counts as memory of the device. Streams are queues that a thread each works off, so that what is
-// not ordered by events runs at any time, and a stream can be held to see who waits for it. It proves nothing about speed.
+// Host memory counts as device memory. A stream is a queue with a thread that works it off, so work that no event
+// orders runs at any time. A test can hold a stream to see who waits for it. These functions prove nothing about speed.
 //
-// It refuses what CUDA refuses or lets pass in silence: a call without the context of the device that its stream or event
-// belongs to, an event that was never recorded, anything that breaks a capture, memory that is freed twice or misaligned.
+// They refuse calls that CUDA refuses or lets pass in silence: a call without the context of the device of its stream
+// or event, an event that was never recorded, anything that breaks a capture, memory that is freed twice or misaligned.
 // Memory is full of garbage when it is allocated and when it is freed.
 //
 //     PRETEND_GPUS   how many devices there are; 1 if unset. All ranks of a host see the same.
@@ -47,14 +47,14 @@ std::atomic<int> captures{0};
 std::atomic<bool> broken{false};
 
 std::mutex memory_mutex;
-std::map<unsigned long long, size_t> memory;  // that is allocated: bytes by address; guarded by memory_mutex
+std::map<unsigned long long, size_t> memory;  // allocated memory: bytes by address; guarded by memory_mutex
 
 int device_count() {
   const char* text = std::getenv("PRETEND_GPUS");
   return text == nullptr ? 1 : std::atoi(text);
 }
 
-// Why the calling thread may not hand something to a stream; 0 when it may.
+// Why the calling thread may not hand something to a stream; 0 if it may.
 int problem_of(void* handle) {
   const Stream& stream = pretend::stream_of(handle);
   if (!pretend::in_context(stream.device)) return kInvalidContext;
@@ -102,7 +102,7 @@ extern "C" {
 void* pretend_stream() { return new Stream(pretend::kAnyDevice); }
 void pretend_hold(void* stream, int held) { pretend::stream_of(stream).hold(held != 0); }
 void pretend_wait(void* stream) { pretend::stream_of(stream).wait(); }
-// What breaks the capture is refused meanwhile.
+// While a capture is under way, calls that break it are refused.
 void pretend_capture(void* stream, int capturing) {
   pretend::stream_of(stream).capturing = capturing != 0;
   captures += capturing != 0 ? 1 : -1;

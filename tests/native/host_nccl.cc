@@ -1,11 +1,11 @@
 // The NCCL functions that the engine calls, over host memory and the streams of host_cuda.cc: for tests on machines without
 // a GPU. Ranks of one host find each other by files in a folder that the unique id names.
 //
-// It is as unhelpful as NCCL may be: what is asked is only begun when a call returns, and put on the stream while
-// ncclCommGetAsyncError is asked; anything that is called in between fails, and so does what is called without the
-// context of the communicator's device, within a group that is open by mistake, or after the communicator's end. Ending one
-// waits for all that its device was given, as giving memory back does. A communicator has threads, made by the first call
-// of the id, by connecting and by the first group. It proves nothing about speed.
+// It is as unhelpful as NCCL may be. A call only begins its work before it returns; the work goes to the stream while
+// ncclCommGetAsyncError is called. Any call in between fails. So does a call without the context of the communicator's
+// device, within a group that is open by mistake, or after the communicator's end. The end of a communicator waits for
+// all work of its device, as freeing memory does. A communicator has threads, which the first call of the id,
+// connecting and the first group make. It proves nothing about speed.
 //
 //     PRETEND_NCCL_VERSION   what ncclGetVersion says
 //     PRETEND_NCCL_FAILS     the number of the group, from 1, that ends in an error of the network on every rank
@@ -81,12 +81,12 @@ int refused(const char* why) {
   return kInvalidUsage;
 }
 
-// Whether it may be used by the calling thread.
+// Returns whether the calling thread may use it.
 bool usable(void* handle) {
   std::lock_guard lock(mutex);
   return alive.contains(handle) && pretend::in_context(communicator_of(handle)->device);
 }
-// Whether something may be asked of it now.
+// Returns whether it may take a call now.
 bool idle(void* handle) {
   return usable(handle) && communicator_of(handle)->state == kSuccess && !communicator_of(handle)->finalized;
 }
@@ -101,7 +101,7 @@ int end(void* handle) {
     alive.erase(handle);
     given = streams[communicator->device];
   }
-  communicator->aborted = true;  // its kernels that wait for peers end; the stand-in gives nothing back
+  communicator->aborted = true;  // the communicator's kernels that wait for peers end; the stand-in frees nothing
   for (void* stream : given) pretend::stream_of(stream).wait();
   return kSuccess;
 }
@@ -122,7 +122,7 @@ void write_file(const fs::path& path, const void* data, size_t bytes) {
   fs::rename(unfinished, path);
 }
 
-// Waits until it is there; false when the communicator is aborted first.
+// Waits for the file. Returns false if the communicator is aborted first.
 bool read_file(Communicator& communicator, const fs::path& path, Bytes& content) {
   while (!fs::exists(path)) {
     if (communicator.aborted) return false;
@@ -133,7 +133,7 @@ bool read_file(Communicator& communicator, const fs::path& path, Bytes& content)
   return true;
 }
 
-// Every rank's contribution, by rank; false when the communicator is aborted first.
+// Gathers every rank's contribution, by rank. Returns false if the communicator is aborted first.
 bool exchange(Communicator& communicator, uint64_t number, const void* own, size_t bytes, std::vector<Bytes>& all) {
   const auto path = [&](uint64_t which, int rank) {
     return fs::path(communicator.folder) / (std::to_string(which) + "." + std::to_string(rank));
@@ -392,7 +392,7 @@ int ncclGroupEnd() {
   communicator.begun.push_back([&communicator, ended, fail] {
     pretend::push(ended.stream, [&communicator, ended, fail] {
       if (fail) communicator.state = kRemoteError;
-      // As one kernel: all that is sent is under way before it waits for anything.
+      // Works as one kernel: all sends are under way before it waits for anything.
       auto calls = ended.calls;
       for (auto& call : calls) {
         if (fail || communicator.aborted || !call()) return;
@@ -448,7 +448,7 @@ int ncclSend(const void* source, size_t count, int type, int peer, void* handle,
     write_file(fs::path(communicator->folder) / name, source, count * kSizes[type]);
     return true;
   });
-  // All that a group sends is sent before it waits for what it receives.
+  // All sends of a group are sent before it waits for its receives.
   if (result == kSuccess) std::rotate(group.calls.begin(), group.calls.end() - 1, group.calls.end());
   return result;
 }

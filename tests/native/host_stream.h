@@ -1,4 +1,4 @@
-// A queue of work that a thread of its own works off: what stands in for a CUDA stream.
+// A queue of work with its own thread: the stand-in for a CUDA stream.
 #pragma once
 
 #include <condition_variable>
@@ -22,7 +22,7 @@ class Stream {
     queue_.push_back(std::move(what));
     changed_.notify_all();
   }
-  // Held, it does nothing of what it is given.
+  // While held, the stream does no work.
   void hold(bool held) {
     std::lock_guard lock(mutex_);
     held_ = held;
@@ -60,7 +60,8 @@ class Stream {
 
 Stream& stream_of(void* stream);
 void push(void* stream, std::function<void()> what);
-// Whether the calling thread may use something of this device: whose context is on top of its stack.
+// Returns whether the calling thread may use objects of this device: the device's context must be on top of the
+// thread's stack.
 bool in_context(int device = kAnyDevice);
 int current_device();  // kAnyDevice: there is no context
 

@@ -1,4 +1,4 @@
-// What the links of the negotiation do where no MPI is needed to see it. Ends with 0 unless something is wrong.
+// Tests of the negotiation's links that need no MPI. The exit status is 0 if all is well.
 #include "negotiation/links/link.h"
 
 #include <algorithm>
@@ -37,7 +37,7 @@ class Pieces : public Channel {
   }
 };
 
-// There is always half a message that has arrived.
+// Half a message has always arrived.
 void memory_of_what_was_received() {
   constexpr uint32_t kLength = 1000;
   auto channel = std::make_unique<Pieces>();
@@ -65,7 +65,7 @@ int send(const void*, int, abi::MpiHandle, int, int, abi::MpiHandle, void*) {
   return abi::kMpiSuccess;
 }
 
-// Open MPI 5.0 crashes when it sends to a rank of which it knows that it has died.
+// Open MPI 5.0 crashes when it sends to a rank that it knows to be dead.
 void nothing_is_sent_to_the_dead() {
   abi::Mpi mpi;
   std::vector<uint64_t> sent_bytes(8);

@@ -24,7 +24,7 @@
 
 namespace horovodish {
 
-// What the ranks of one host share.
+// The objects that the ranks of one host share.
 class Host {
  public:
   static constexpr size_t kChunkBytes = 16 << 10;
@@ -72,7 +72,7 @@ class Host {
     return config;
   }
   const std::vector<std::shared_ptr<std::byte>>& memory() const { return memory_; }
-  // As the end of its process would.
+  // Acts as the end of the rank's process would.
   void end(int rank) const {
     for (const int socket : sockets_[static_cast<size_t>(rank)]) {
       if (socket >= 0) shutdown(socket, SHUT_RDWR);

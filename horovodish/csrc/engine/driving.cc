@@ -24,10 +24,10 @@ constexpr int kWakesBefore = 8;
 // While a caller waits for a GPU, its naps grow from the shorter time to the longer one.
 constexpr std::chrono::microseconds kShortGpuNap{20}, kLongGpuNap{1000};
 // On a busy machine, a thread may take this long to continue after the operation that it waits for has ended.
-constexpr std::chrono::seconds kGoesOn{1};
+constexpr std::chrono::seconds kResumeTime{1};
 
 // True if this thread serves a library and not the script: its waits are not recorded.
-thread_local bool waits_for_no_script = false;
+thread_local bool serves_library = false;
 
 const Error kRemoved{ErrorKind::internal, "its process set has been removed"};
 
@@ -49,7 +49,7 @@ class Engine::Driver {
   Engine& engine_;
 };
 
-void record_no_waits() noexcept { waits_for_no_script = true; }
+void record_no_waits() noexcept { serves_library = true; }
 
 void Engine::waited(int64_t begin) {
   std::shared_ptr<Timeline> timeline;
@@ -82,11 +82,11 @@ bool Engine::nothing_submitted() {
 
 bool Engine::wait(const Handle& handle, std::chrono::nanoseconds limit) {
   const bool settled = handle.settled();
-  if (settled && is_left_behind()) return true;
+  if (settled && is_forked()) return true;
   check_process();
   if (settled) return true;
   const WaitingThreads::Scope waits(waiting_threads_, handle);
-  if (!records_waits_.load(std::memory_order_relaxed) || waits_for_no_script) return drive(handle, limit);
+  if (!records_waits_.load(std::memory_order_relaxed) || serves_library) return drive(handle, limit);
   const int64_t begin = Timeline::now();
   const bool is_settled = drive(handle, limit);
   waited(begin);
@@ -187,7 +187,7 @@ bool Engine::submits_nothing(int process_set) noexcept {
   try {
     Look& last = looks_[process_set];
     const Clock::time_point now = Clock::now();
-    if (now - last.time < kGoesOn) return false;
+    if (now - last.time < kResumeTime) return false;
     const bool others_busy = std::ranges::any_of(
         process_sets_, [&](const auto& entry) { return entry.first != process_set && entry.second->busy(); });
     const bool sleeps = !others_busy && process_sleeps(waiting_threads_.in(process_set));

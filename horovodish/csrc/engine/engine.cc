@@ -156,10 +156,10 @@ void Engine::clear_region(size_t region) {
 }
 
 // A forked process has neither the threads nor the memory of the engine.
-bool Engine::is_left_behind() const { return forks != forks_; }
+bool Engine::is_forked() const { return forks != forks_; }
 
 void Engine::check_process() const {
-  if (!is_left_behind()) return;
+  if (!is_forked()) return;
   throw EngineError(ErrorKind::forked_process,
                     "process " + std::to_string(getpid()) + " was forked from " + text_of(config_.rank) +
                         " and cannot use its engine. Remedy: use horovodish only in the process that called init().");
@@ -273,7 +273,7 @@ void Engine::stop_timeline() {
 
 void Engine::begin_step() {
   const uint64_t step = ++steps_;
-  if (!is_left_behind()) page_->steps.store(step, std::memory_order_relaxed);  // a fork does not have the page
+  if (!is_forked()) page_->steps.store(step, std::memory_order_relaxed);  // a fork does not have the page
   record("step " + std::to_string(step), true);
 }
 
@@ -332,7 +332,7 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
   }
   doorbell->wake_engine();
   if (thread_.joinable()) thread_.join();
-  if (!failed) say_what_was_lost();
+  if (!failed) warn_of_lost_operations();
   peer_deaths_.reset();
   if (const auto timeline = take_timeline()) timeline->finish();
   completion_threads_.reset();
@@ -341,7 +341,7 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
 }
 
 // For stop(): no later call can raise this error.
-void Engine::say_what_was_lost() const noexcept {
+void Engine::warn_of_lost_operations() const noexcept {
   if (loss_raised_ || !launched_operations_.any_lost()) return;
   try {
     warn(launched_operations_.loss()->message);

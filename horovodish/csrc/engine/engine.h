@@ -208,7 +208,7 @@ class Engine final {
     bool sleeps = false;  // apart from the threads that wait in that process set
   };
 
-  bool is_left_behind() const;
+  bool is_forked() const;
   void check_process() const;
   void check_open(const std::string& what);
   void start_thread();
@@ -220,7 +220,7 @@ class Engine final {
   void stated(const Operation& operation, Clock::time_point now) noexcept;
   bool nothing_submitted();
   bool farewells_sent();
-  void say_what_was_lost() const noexcept;
+  void warn_of_lost_operations() const noexcept;
   bool awaits_news() const;
   std::chrono::nanoseconds spin() const;
   ProcessSet& process_set(int id);

@@ -29,7 +29,7 @@ constexpr std::chrono::seconds kNewsTime{3};
 constexpr std::chrono::milliseconds kIdleNap{20};
 // For this long after a note, a rank that nobody can wake naps for kLongestNap at most. Notes pass through such ranks,
 // and a job that needs notes needs them in every step.
-constexpr std::chrono::seconds kNotesGoOn{60};
+constexpr std::chrono::seconds kNotesExpected{60};
 // Between hosts, the news that a rank has left may overtake data that the rank sent before. Receives wait this long for
 // the data.
 constexpr std::chrono::seconds kArrivalLimit{1};
@@ -139,8 +139,8 @@ std::optional<std::chrono::nanoseconds> ProcessSet::nap() const {
   std::optional<Nanoseconds> nap;
   const auto at_most = [&](Nanoseconds limit) { nap = std::min(nap.value_or(limit), limit); };
   if (config_.mpi || neighbours_.between_others()) {
-    const bool notes_go_on = last_note_ && Clock::now() - *last_note_ < kNotesGoOn;
-    at_most(notes_go_on ? Nanoseconds(kLongestNap) : Nanoseconds(kIdleNap));
+    const bool expects_notes = last_note_ && Clock::now() - *last_note_ < kNotesExpected;
+    at_most(expects_notes ? Nanoseconds(kLongestNap) : Nanoseconds(kIdleNap));
   }
   if (config_.mpi && neighbours_.has_unsent()) at_most(kLongestNap);
   if (broken_) at_most(kNewsTime);

@@ -55,19 +55,19 @@ struct Owner {
   Owner* next;
 };
 // No mutex guards the list: a thread might hold the mutex while another one forks.
-std::atomic<Owner*> left_owners{nullptr};
+std::atomic<Owner*> unused_owners{nullptr};
 
 std::shared_ptr<Owner> owned(nb::object object) {
   return {new Owner{object.release().ptr(), nullptr}, [](Owner* owner) {
-            owner->next = left_owners.load(std::memory_order_relaxed);
-            while (!left_owners.compare_exchange_weak(owner->next, owner, std::memory_order_release)) {
+            owner->next = unused_owners.load(std::memory_order_relaxed);
+            while (!unused_owners.compare_exchange_weak(owner->next, owner, std::memory_order_release)) {
             }
           }};
 }
 
 // Releases the owners in the list. This may run code of the user, which may submit an operation.
-void let_go_of_owners() {
-  for (Owner* owner = left_owners.exchange(nullptr, std::memory_order_acquire); owner != nullptr;) {
+void release_owners() {
+  for (Owner* owner = unused_owners.exchange(nullptr, std::memory_order_acquire); owner != nullptr;) {
     const std::unique_ptr<Owner> left(owner);
     owner = owner->next;
     Py_XDECREF(left->object);
@@ -142,7 +142,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
                  const std::vector<std::string>& member_names, std::optional<uintptr_t> stream,
                  const std::optional<std::tuple<std::string, size_t, int64_t, int64_t>>& family, bool by_elements,
                  const std::vector<int64_t>& ends, uint32_t tag, const std::string& codec, nb::object owner) {
-  let_go_of_owners();
+  release_owners();
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
@@ -173,7 +173,7 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
 // Submits the operation of `self` once more, with other memory and perhaps another name. The operation has one tensor,
 // in host memory, and the engine does not allocate its result. The caller is about to wait.
 PyHandle again(const PyHandle& self, const std::string& name, uintptr_t source, uintptr_t target, nb::object owner) {
-  let_go_of_owners();
+  release_owners();
   auto request = self.request;
   auto signature = self.signature;
   if (request->name != name) {
@@ -368,7 +368,7 @@ void bind_handle(nb::module_& module) {
              // these streams.
              if (self.memory && self.handle->error() == nullptr) Py_CLEAR(self.memory->object);
              self.memory.reset();
-             let_go_of_owners();
+             release_owners();
            })
       .def("output",
            [](const PyHandle& self, size_t index) {
@@ -428,7 +428,7 @@ void bind_plan(nb::module_& module) {
           "keep",
           [](BucketPlan& self, nb::object owner) {
             self.keep(owned(std::move(owner)));
-            let_go_of_owners();
+            release_owners();
           },
           nb::arg("owner"))
       .def("absent_everywhere", &BucketPlan::absent_everywhere)
@@ -531,7 +531,7 @@ void bind_engine(nb::module_& module) {
               const nb::gil_scoped_release release;
               self.stop(failed, reason);
             }
-            let_go_of_owners();
+            release_owners();
           },
           nb::arg("failed"), nb::arg("reason"));
 }

@@ -121,8 +121,8 @@ bool NcclPlane::advance() {
 }
 
 // The host's plane starts operations in one order on all ranks, so this one needs no decision.
-void NcclPlane::tell_each_other(const std::string& name, const std::string& text,
-                                std::function<void(const std::vector<std::string>&)> then) {
+void NcclPlane::exchange_texts(const std::string& name, const std::string& text,
+                               std::function<void(const std::vector<std::string>&)> then) {
   auto request = std::make_shared<Request>();
   request->kind = Kind::allgather;
   request->name = name;
@@ -187,8 +187,8 @@ void NcclPlane::exchange_bootstrap(const Operation& operation) {
   }
   Writer writer;
   writer.write(own);
-  tell_each_other("the ranks' GPUs", writer.take(),
-                  [this, validation = validation_](const auto& told) { validate(told, *validation); });
+  exchange_texts("the ranks' GPUs", writer.take(),
+                 [this, validation = validation_](const auto& told) { validate(told, *validation); });
 }
 
 void NcclPlane::validate(const std::vector<std::string>& told, Validation& validation) const {
@@ -228,7 +228,7 @@ void NcclPlane::count(const std::shared_ptr<Item>& item) {
   for (const Buffer& buffer : item->operation->buffers) {
     own.append(reinterpret_cast<const char*>(buffer.rows.data()), buffer.rows.size() * sizeof(int64_t));
   }
-  tell_each_other(item->operation->request->name + ": rows", own, [item](const std::vector<std::string>& told) {
+  exchange_texts(item->operation->request->name + ": rows", own, [item](const std::vector<std::string>& told) {
     for (const std::string& its : told) {
       std::vector<int64_t>& rows = item->rows.emplace_back(its.size() / sizeof(int64_t));
       std::memcpy(rows.data(), its.data(), its.size());

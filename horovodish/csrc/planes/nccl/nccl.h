@@ -76,8 +76,8 @@ class NcclPlane : public Plane {
   void validate(const std::vector<std::string>& told, Validation& validation) const;
   std::string refusal(const std::vector<Bootstrap>& ranks) const;
   void count(const std::shared_ptr<Item>& item);
-  void tell_each_other(const std::string& name, const std::string& text,
-                       std::function<void(const std::vector<std::string>&)> then);
+  void exchange_texts(const std::string& name, const std::string& text,
+                      std::function<void(const std::vector<std::string>&)> then);
   bool advance_first();
   bool launch(Item& item);
   void unpack(Item& item);
