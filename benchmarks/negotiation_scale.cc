@@ -4,7 +4,9 @@
 //
 // Every rank submits all tensors in each step, PER_TURN of them between two looks at its messages: as many as there are
 // when a step's tensors become ready together, 1 when they become ready one after the other. One line for each step:
-// messages and bytes that rank 0 receives, that it sends, and microseconds of this thread's CPU time that it works.
+// messages and bytes that rank 0 receives, that it sends, microseconds of this thread's CPU time that it works, bytes of memory
+// that its negotiation holds, and how many messages one after another lead from the farthest rank to it.
+#include <malloc.h>
 #include <time.h>
 
 #include <algorithm>
@@ -32,6 +34,9 @@ double cpu_us() {
   return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
 }
 
+bool counts_memory = false;  // rank 0 works
+int64_t held_bytes = 0;
+
 struct Cost {
   uint64_t messages_in = 0, bytes_in = 0, messages_out = 0, bytes_out = 0;
   double cpu_us = 0;
@@ -39,6 +44,7 @@ struct Cost {
 
 struct Node {
   TreeNode tree;
+  int depth = 0;
   std::unique_ptr<Negotiation> negotiation;
   std::deque<std::pair<size_t, std::string>> inbox;  // by participant, 0 for the parent
 };
@@ -54,14 +60,20 @@ class World {
     for (int rank = 0; rank < ranks; ++rank) {
       Node& node = nodes_.emplace_back();
       node.tree = tree_node(hosts, rank);
+      if (node.tree.parent) node.depth = nodes_[static_cast<size_t>(*node.tree.parent)].depth + 1;
+      depth_ = std::max(depth_, node.depth);
       std::vector<RankSet> participants{RankSet(WorldRank(rank))};
       for (const int child : node.tree.children) {
         RankSet& below = participants.emplace_back();
         for (const int one : subtree(hosts, child)) below.add(RankSet(WorldRank(one)));
       }
+      counts_memory = rank == 0;
       node.negotiation = std::make_unique<Negotiation>(rank == 0, std::move(participants), capacity);
+      counts_memory = false;
     }
   }
+
+  int depth() const { return depth_; }
 
   // Every rank submits all tensors; returns when all are decided everywhere.
   Cost step(const std::vector<Request>& tensors, const std::vector<std::string>& signatures, size_t per_turn) {
@@ -92,6 +104,7 @@ class World {
     Node& node = nodes_[rank];
     const auto inbox = std::exchange(node.inbox, {});
     if (rank == 0 && empties_caches_) std::fill(evicting_.begin(), evicting_.end(), ++evictions_);
+    counts_memory = rank == 0;
     const double started = rank == 0 ? cpu_us() : 0;
     submit(*node.negotiation);
     for (const auto& [participant, message] : inbox) {
@@ -105,6 +118,7 @@ class World {
     while (const auto decision = node.negotiation->take_decision()) {
       if (std::holds_alternative<DecidedCollective>(*decision)) ++decided_[rank];
     }
+    counts_memory = false;
     if (rank == 0) count(inbox, down, cpu_us() - started);
     if (!up.empty()) post_up(rank, up);
     if (down.empty()) return;
@@ -128,6 +142,7 @@ class World {
   }
 
   std::vector<Node> nodes_;
+  int depth_ = 0;
   std::vector<size_t> decided_;  // in this step, by rank
   Cost cost_;
   // Between two steps a training empties the caches; here only the other ranks do, the more the more they are.
@@ -137,6 +152,19 @@ class World {
 };
 
 }  // namespace
+
+// Counts what rank 0 allocates while it works. The other ranks never free memory of its negotiation, nor it theirs, but for messages.
+void* operator new(size_t bytes) {
+  void* const memory = std::malloc(bytes);
+  if (memory == nullptr) std::abort();
+  if (counts_memory) held_bytes += static_cast<int64_t>(malloc_usable_size(memory));
+  return memory;
+}
+void operator delete(void* memory) noexcept {
+  if (counts_memory) held_bytes -= static_cast<int64_t>(malloc_usable_size(memory));
+  std::free(memory);
+}
+void operator delete(void* memory, size_t) noexcept { operator delete(memory); }
 
 int main(int argc, char** argv) {
   if (argc != 7) {
@@ -156,7 +184,7 @@ int main(int argc, char** argv) {
   }
   for (size_t step = 0; step < argument(5); ++step) {
     const Cost cost = world.step(tensors, signatures, argument(6));
-    std::printf("%zu %zu %zu %zu %.1f\n", cost.messages_in, cost.bytes_in, cost.messages_out, cost.bytes_out,
-                cost.cpu_us);
+    std::printf("%zu %zu %zu %zu %.1f %lld %d\n", cost.messages_in, cost.bytes_in, cost.messages_out, cost.bytes_out,
+                cost.cpu_us, static_cast<long long>(held_bytes), world.depth());
   }
 }

@@ -1,14 +1,19 @@
 """What the negotiation costs rank 0 as the world grows:  python benchmarks/negotiation_scale.py
 
-Negotiates 1000 tensors among 2 to 512 ranks, as ranks of one host and as hosts of 8 ranks, in the loopback world: all
-ranks are state machines of one thread, and messages are handed over in memory. Counted is rank 0 alone: the messages
-and bytes that it receives and sends, and the CPU time of the work on them. The first step states every tensor in full;
-of the later ones, in which the response cache knows them, the median is shown.
+Negotiates 1000 tensors among 2 to 512 ranks, as ranks of one host, and among 2 to 16384 as hosts of 8 ranks, in the
+loopback world: all ranks are state machines of one thread, and messages are handed over in memory. Counted is rank 0
+alone: the messages and bytes that it receives and sends, the CPU time of the work on them, and the memory that its
+negotiation holds. The depth is how many messages lead from the farthest rank to rank 0. The first step states every
+tensor in full; of the later ones, in which the response cache knows them, the median is shown.
 
 Half of the runs submit all tensors "together", before anybody looks at messages; the processor's caches are then
 emptied before each turn of rank 0, as by a training step. In the others each tensor is negotiated before the next is
 submitted, "in turn", which is what costs most; their CPU time grows a little with the memory of the ranks that are
-simulated in between. Then the same with response caches that are too small. Takes a minute and a C++ compiler.
+simulated in between. Then the same with response caches that are too small. Takes some minutes, a C++ compiler, and
+15 GiB of memory for the largest world.
+
+Then what the engine's schedules send for an all-reduce of as many ranks on hosts of 8: the schedule between the hosts,
+its steps, and how many times the tensor's bytes a host sends.
 """
 
 import argparse
@@ -22,13 +27,20 @@ from pathlib import Path
 from machine import command, machine, write_csv
 from plots import panels, save
 
+from horovodish import _native
+from horovodish.predictions.steps import steps_and_bytes
+
 TENSORS = 1000
-RANKS = [2**power for power in range(1, 10)]
+RANKS = [2**power for power in range(1, 15)]
+MOST_IN_TURN = 512
+"""Ranks on one host, and ranks of which each tensor is negotiated before the next one is submitted."""
 RANKS_PER_HOST = 8
 CACHE_RANKS = 64
 CAPACITY = 4096
 SMALL_CAPACITIES = [1000, 999, 500, 100, 0]
 STEPS = 8
+LENGTHS = (4 << 10, 1 << 20, 64 << 20)
+"""Bytes of the tensors whose schedules are shown."""
 CSRC = Path(__file__).parent.parent / "horovodish" / "csrc"
 SOURCES = ["negotiation", "pending", "tensor_table", "request", "rank_set", "tree", "unacknowledged"]
 
@@ -47,6 +59,8 @@ class Cost:
     messages_out: int
     bytes_out: int
     cpu_us: float
+    memory_bytes: int
+    depth: int
 
 
 def compiled(folder: str) -> str:
@@ -68,15 +82,17 @@ def measured(program: str, ranks: int, ranks_per_host: int, capacity: int, submi
         ("first", first),
         ("later", [statistics.median(column) for column in zip(*later, strict=True)]),
     ):
-        counts = [int(value) for value in values[:4]]
-        yield Cost(ranks, ranks_per_host, capacity, submitted, step, *counts, cpu_us=values[4])
+        *counts, cpu_us, memory_bytes, depth = values
+        numbers = [int(value) for value in counts]
+        yield Cost(ranks, ranks_per_host, capacity, submitted, step, *numbers, cpu_us, int(memory_bytes), int(depth))
 
 
 def study(program: str) -> list[Cost]:
     costs: list[Cost] = []
     for ranks in RANKS:
-        for ranks_per_host in dict.fromkeys([ranks, min(ranks, RANKS_PER_HOST)]):
-            for submitted in ("together", "in turn"):
+        is_small = ranks <= MOST_IN_TURN
+        for ranks_per_host in dict.fromkeys([ranks] * is_small + [min(ranks, RANKS_PER_HOST)]):
+            for submitted in ("together", *["in turn"] * is_small):
                 costs += measured(program, ranks, ranks_per_host, CAPACITY, submitted)
     for capacity in SMALL_CAPACITIES:
         costs += measured(program, CACHE_RANKS, RANKS_PER_HOST, capacity, "together")
@@ -87,23 +103,41 @@ def table(costs: Sequence[Cost]) -> str:
     lines = [
         f"{TENSORS} tensors; rank 0 only, in one step",
         f"{'ranks':>5} {'per host':>8} {'cache':>5} {'submitted':<9} {'step':<5} {'messages in':>11} {'out':>6} "
-        f"{'bytes in':>9} {'out':>9} {'CPU us':>8}",
+        f"{'bytes in':>9} {'out':>9} {'CPU us':>8} {'KiB held':>8} {'depth':>5}",
     ]
     lines += [
         f"{cost.ranks:>5} {cost.ranks_per_host:>8} {cost.capacity:>5} {cost.submitted:<9} {cost.step:<5} "
-        f"{cost.messages_in:>11} {cost.messages_out:>6} {cost.bytes_in:>9} {cost.bytes_out:>9} {cost.cpu_us:>8.0f}"
+        f"{cost.messages_in:>11} {cost.messages_out:>6} {cost.bytes_in:>9} {cost.bytes_out:>9} {cost.cpu_us:>8.0f} "
+        f"{cost.memory_bytes / 1024:>8.0f} {cost.depth:>5}"
         for cost in costs
     ]
     return "\n".join(lines)
 
 
+def schedules() -> str:
+    """The engine's choice between hosts, by the number of ranks and the bytes of a tensor."""
+    lines = [
+        f"schedules between hosts of {RANKS_PER_HOST} ranks; each rank of a host exchanges its share of the bytes",
+        f"{'ranks':>5} {'hosts':>5} {'bytes':>9} {'schedule':<9} {'steps':>5} {'times the bytes sent':>20}",
+    ]
+    for ranks in (ranks for ranks in RANKS if ranks > RANKS_PER_HOST):
+        hosts = ranks // RANKS_PER_HOST
+        for length in LENGTHS:
+            share = length // RANKS_PER_HOST
+            steps, times = steps_and_bytes(hosts, share)
+            name = _native.fastest_allreduce(hosts, share)
+            lines.append(f"{ranks:>5} {hosts:>5} {length:>9} {name:<9} {steps:>5} {times:>20.2f}")
+    return "\n".join(lines)
+
+
 def plot(costs: Sequence[Cost], path: Path) -> None:
     """Messages, bytes and CPU time over the number of ranks."""
-    figure, axes = panels(3)
+    figure, axes = panels(4)
     quantities = {
         "messages in and out": lambda cost: cost.messages_in + cost.messages_out,
         "bytes in and out": lambda cost: cost.bytes_in + cost.bytes_out,
         "CPU time, us": lambda cost: cost.cpu_us,
+        "memory, bytes": lambda cost: cost.memory_bytes,
     }
     for axis, (label, quantity) in zip(axes, quantities.items(), strict=True):
         for one_host in (True, False):
@@ -132,7 +166,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         costs = study(compiled(folder))
-    print(f"{command()}\n{machine()}\n\n{table(costs)}")
+    print(f"{command()}\n{machine()}\n\n{table(costs)}\n\n{schedules()}")
     if options.csv:
         write_csv(costs, options.csv)
     if options.plot:
