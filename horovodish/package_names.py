@@ -1,4 +1,4 @@
-"""The names of a package: those that it exports, and those of Horovod's that it lacks."""
+"""The names of a package: the names that it exports, and Horovod's names that it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `import horovodish` does in a checkout in which nothing has been compiled.
+"""Explains `import horovodish` in a checkout without a compiled engine.
 
 The folder `horovodish` of a checkout comes before the installed package when the current folder, or the folder of the
 user's script, is the checkout.

@@ -54,8 +54,8 @@ It needs the standard library and, of horovodish, `settings`, `errors`, `version
         on_agents     ranks on hosts where somebody else starts the agents
         ranks         ranks that call one function after the other for this process
         executable    an object that a rank keeps between calls
-        exchange      the links between them and this process
-        call          what travels there
+        exchange      the links between these ranks and this process
+        call          the messages on these links
     report/         what is installed
         check         the report of `horovodish check`
         libraries     frameworks, CUDA and Horovod's names; the versions of all

@@ -30,7 +30,7 @@ COMMANDS = {
     "predict": "say what more ranks, other links and other strategies would give",
     "status": "show what a running job does, and which rank the others wait for",
     "agent": "let a launcher start ranks on this host without ssh",
-    "merge-traces": "make one timeline of those of several ranks",
+    "merge-traces": "merge the timelines of several ranks into one",
     "version": "print the versions of all that is installed",
     "help": "print the help of a command: horovodish help run",
 }
@@ -188,7 +188,7 @@ def merge_parser() -> Parser:
     """The parser of `horovodish merge-traces`."""
     merges = Parser(
         prog="horovodish merge-traces",
-        description="Makes one timeline of those of several ranks, such as:\n"
+        description="Merges the timelines of several ranks into one:\n"
         "horovodish merge-traces trace.rank-*.json > trace.json",
     )
     merges.add_argument("traces", nargs="*", metavar="FILE", help="the timeline of a rank")
@@ -221,7 +221,7 @@ def predict_parser() -> Parser:
         "  horovodish predict --calibrate CLUSTER.yaml -np 8 -H alpha:4,beta:4    measure the machines",
     )
     predicts.add_argument("models", nargs="*", metavar="FILE", help="a page of horovodish report, or MODEL.yaml")
-    charts = "write a page with sliders and charts over what is predicted"
+    charts = "write a page with sliders and charts of the predictions"
     predicts.add_argument("-o", "--output", metavar="PAGE", help=charts)
     predicts.add_argument("--cluster", metavar="FILE", help="YAML file that describes the machines and their links")
     measures = (
@@ -229,7 +229,7 @@ def predict_parser() -> Parser:
     )
     predicts.add_argument("--calibrate", metavar="FILE", help=measures)
     predicts.add_argument("--ranks", type=_most_ranks, default=4096, metavar="N", help="up to N; default: %(default)s")
-    predicts.add_argument("--ranks-per-host", type=_most_ranks, metavar="N", help="in place of that of the cluster")
+    predicts.add_argument("--ranks-per-host", type=_most_ranks, metavar="N", help="overrides the number in --cluster")
     shares = "all ranks together have the batch that the run had (strong scaling)"
     trains = "also print the time to train: N steps with as many ranks as the run had"
     predicts.add_argument("--steps", type=count, metavar="N", help=trains)

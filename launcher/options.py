@@ -131,8 +131,8 @@ class LaunchOptions:
         np: the number of ranks; 0 for an elastic job that has as many as there are slots.
         network_interfaces: what MPI's daemons and ranks use between hosts; without any MPI chooses.
         meeting: the name of the socket at which mpirun asks for the agents that have joined; empty if there are none.
-        binding_args: what takes the place of our arguments by which ranks are bound and mapped. Ours bind none, because
-            a bound rank believes that the machine has only one core.
+        binding_args: replace our arguments to bind and map ranks. Ours bind no rank, because a bound rank believes that
+            the machine has only one core.
     """
 
     command: Sequence[str] = ()
@@ -193,7 +193,7 @@ class LaunchOptions:
         _program,
     )
     slots_per_host: int | None = _elastic(
-        "--slots-per-host --slots", "slots of a host for which the program prints no number (default: 1)", "N", slots
+        "--slots-per-host --slots", "slots of a host if the program prints no number for it (default: 1)", "N", slots
     )
     reset_limit: int | None = _elastic(
         "--reset-limit", "how many times new processes may be started (0: never; default: no limit)", "N", _count_from_0
@@ -290,7 +290,7 @@ def launch_options(parsed: argparse.Namespace, environ: Mapping[str, str]) -> La
 
     Args:
         parsed: the flags.
-        environ: in which a scheduler may have named hosts.
+        environ: the variables, where a scheduler may have named hosts.
 
     Raises:
         SettingError: a flag has a value that is not accepted, the flags or the scheduler name hosts in a way that makes

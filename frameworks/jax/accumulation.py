@@ -59,7 +59,7 @@ def accumulating(tx: optax.GradientTransformationExtraArgs, passes: int) -> opta
 
 
 def _with_gradients(function: Callable[[Any, Any], Any], gradients: Any, others: Any) -> Any:
-    """`jax.tree.map` over gradients, of which any may be None, and what belongs to each of them."""
+    """`jax.tree.map` over gradients, any of them None, and over the tree `others` with an entry for each gradient."""
     return jax.tree.map(function, gradients, others, is_leaf=lambda leaf: leaf is None)
 
 

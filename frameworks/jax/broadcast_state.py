@@ -41,7 +41,7 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
         process_set: the ranks that take part.
 
     Returns:
-        A tree like `params` with the root's values. JAX's arrays cannot be written, so use what is returned.
+        A tree like `params` with the root's values. JAX's arrays cannot be written, so use the result.
 
     Raises:
         ValueError: there is no rank `root_rank` in the process set, this rank is outside of it, it is used inside of

@@ -1,27 +1,27 @@
 """The collectives on arrays and trees of arrays, inside and outside of jit.
 
-`horovodish.collectives` documents the operations; what is said there about errors, process sets and collective calls
-holds here, too, and this besides:
+`horovodish.collectives` documents the operations. Its rules for errors, process sets and collective calls hold here,
+too. In addition:
 
-- An array is one of JAX or NumPy or a number, of dtype uint8, int8, int16, int32, int64, float16, bfloat16, float32 or
-  float64; and of bool, uint16, uint32 or uint64 where nothing is reduced. An `allreduce` with Average or Sum takes
+- An array is an array of JAX or NumPy or a number, of dtype uint8, int8, int16, int32, int64, float16, bfloat16,
+  float32 or float64; and of bool, uint16, uint32 or uint64 where nothing is reduced. An `allreduce` with Average or Sum takes
   complex64 and complex128, too, and leaves gradients of integers, of dtype float0, as they are. A tree is any pytree of
   them, the same on every rank.
-- A tree is one operation for the user. Its leaves travel in buckets, and no rank waits for one of them before it
-  has begun all, so the ranks may come to them in any order.
-- Inside jit a call is part of the program: it begins when its array is computed, and what does not need the result
-  goes on meanwhile. XLA neither drops, merges, repeats nor hoists it. Every rank must run the same program, as far as
-  collectives go; what differs in order between ranks must be one call on a tree.
-- Without a name, calls outside of jit are counted, and a call in a compiled program has the file and line of its
-  source. A name that a program has several times, as of a loop, gets a number. Two calls of one name that are under way
-  at once are refused all the same: from two threads, or a function jitted by itself that a program calls twice.
-- Inside jit shapes are those of the trace: every rank must give as many rows to an allgather, and alltoall has no
-  splits.
-- Errors outside of jit are those of `horovodish.errors`. A compiled program that fails raises
+- A tree is one operation for the user. Its leaves travel in buckets. Each rank begins all buckets before it waits for
+  one, so the order of the buckets may differ between ranks.
+- Inside jit a call is part of the program: it begins when its array is computed, and computations that do not need
+  the result go on meanwhile. XLA neither drops, merges, repeats nor hoists it. Every rank must run the same program, as
+  far as collectives go; put arrays whose order differs between ranks into one call on a tree.
+- Without a name, calls outside of jit are counted, and a call in a compiled program is named after the file and line of
+  its source. A name that a program uses several times, for example in a loop, gets a number. Two calls of one name at
+  the same time are refused: from two threads, or from a separately jitted function that a program calls twice.
+- Inside jit the shapes of the trace hold: every rank must give the same number of rows to an allgather, and alltoall
+  has no splits.
+- Outside of jit, errors are the classes of `horovodish.errors`. A compiled program that fails raises
   jax.errors.JaxRuntimeError with the same text when its result is waited for, or ValueError where it fails at once.
-- `grad` and `jvp` take sums and averages and what moves values, `vmap` makes one call of a batch. A gradient is that of
-  the sum of the losses of all ranks, unless the setting collective_gradients says otherwise. pmap, shard_map and
-  arrays over several devices of a process are refused.
+- `grad` and `jvp` work with sums, averages and operations that move values; `vmap` makes one call of a batch. Gradients
+  are gradients of the sum of the losses of all ranks, unless the setting collective_gradients says otherwise. pmap,
+  shard_map and arrays over several devices of a process are refused.
 """
 
 from __future__ import annotations
@@ -240,9 +240,9 @@ def reducescatter(
 
 @documented_as(collectives.barrier)
 def barrier(tree: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Inside jit, pass a tree. The barrier comes after its arrays are computed, and before what uses the result.
+    """Inside jit, pass a tree. The barrier comes after its arrays are computed, and before any use of the result.
 
-    A compiled program has no other order than that of its values.
+    A compiled program orders operations only by the values that they use.
 
     Args:
         tree: an array or a tree of arrays to pass; needed inside of jit.

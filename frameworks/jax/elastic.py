@@ -49,8 +49,8 @@ __all__ += elastic.__all__
 class JaxState(State):
     """A state whose attributes may hold arrays of JAX, of any dtype, keys of jax.random among them.
 
-    A commit refers to the arrays. Programs to which they are donated take them away; then a recovery goes back to the
-    newest copy.
+    A commit refers to the arrays. If they are donated to a program, the commit loses them, and a recovery goes back to
+    the newest copy.
 
     Functions in the state stay the same functions, such as `apply_fn` and `tx` of Flax's TrainState, and the
     activations in a module of Equinox. Modules and optimizers of Flax nnx stay the same objects: their arrays go back,

@@ -51,9 +51,9 @@ def _on_cpu(ctx: mlir.LoweringRuleContext, *operands: Any, traced: tuple[Traced,
     joined = mlir.lower_fun(lambda *parts: jnp.concatenate(parts), multiple_results=False)
     (handles,) = joined(ctx.replace(avals_in=[_NUMBER] * len(numbers), avals_out=[every]), *numbers)
     results: list[Any] = []
-    # A chain, with a call between its links (not a slice, which XLA compiles for milliseconds): XLA runs first what is
-    # ready first, so each result is used before the next one is collected. All of them together would need memory that
-    # the system gives anew in every step.
+    # A chain, with a call between its links (not a slice, which XLA compiles for milliseconds). XLA runs operations in
+    # the order that they become ready, so each result is used before the next one is collected. All results at once
+    # would need memory that the system must provide anew in every step.
     done = jax.ffi.ffi_lowering(DONE, has_side_effect=True, operand_output_aliases={0: 0})
     for _, avals in by_operation(traced, ctx.avals_out):
         if results:

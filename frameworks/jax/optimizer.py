@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: an optax optimizer whose gradients are those of all ranks."""
+"""`DistributedOptimizer`: an optax optimizer that uses the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
     The result is an optax transformation like any other: `optax.chain`, `optax.MultiSteps`, `optax.inject_hyperparams`
     and the rest take it, inside and outside of jit. `update` reduces the gradients in buckets that are made beforehand,
-    so that inside jit a bucket is reduced while the rest of the backward pass is computed, and hands them to `tx`. What
-    stands before it in a chain, such as clipping, sees this rank's gradients; what stands after it sees `tx`'s updates.
-    To clip reduced gradients wrap the chain: `DistributedOptimizer(optax.chain(optax.clip_by_global_norm(1.0), tx))`.
+    so that inside jit a bucket is reduced while the rest of the backward pass is computed, and hands them to `tx`. In a
+    chain, transformations before it, such as clipping, see this rank's gradients; transformations after it see the
+    updates of `tx`. To clip reduced gradients, wrap the chain:
+    `DistributedOptimizer(optax.chain(optax.clip_by_global_norm(1.0), tx))`.
 
-    - The state is that of `tx`, so checkpoints of a run without horovodish fit.
+    - The state is the state of `tx`, so checkpoints of a run without horovodish fit.
     - In a world of one rank, and on a rank outside `process_set`, nothing is reduced.
     - With `backward_passes_per_step=n` the gradients of n calls are added up on the rank, and the n-th call reduces
       their sum, which is not divided by n; the other calls give updates of zero. The state then has the sum as well, in
       float32 where parameters are float16 or bfloat16. `optax.MultiSteps` around it steps with their mean, but reduces
       in every call.
     - The first reduction compares the parameters that `update` gets. Rank 0 warns if the ranks have different ones.
-    - What `update` gets besides gradients reaches `tx` as it is, and all ranks must decide alike. What looks at a loss,
-      as `optax.contrib.reduce_on_plateau`, needs the reduced one. What looks at gradients, as `optax.apply_if_finite`,
-      goes inside.
-    - With `op=Adasum` it is the updates of `tx` that are reduced: every rank takes its own step with its own gradients,
-      and what the steps change is combined. The state of `tx` is each rank's own then, and the learning rate that of
-      one rank.
+    - Other arguments of `update` reach `tx` unchanged, and all ranks must decide alike. A transformation that uses a
+      loss, such as `optax.contrib.reduce_on_plateau`, needs the reduced loss. Put a transformation that looks at
+      gradients, such as `optax.apply_if_finite`, inside.
+    - With `op=Adasum` the updates of `tx` are reduced: every rank takes its own step with its own gradients, and the
+      changes of the steps are combined. Each rank then has its own state of `tx`. Use the learning rate of one rank.
     - With `shard=` each rank has a part of the elements of every parameter. It gets the gradients of these and steps
       them, and the updates are gathered. A rank keeps no other reduced gradients, so "states" and "gradients" are the
       same here. `init` needs `horovodish.jax.init()` first; with `shard_set=` it blocks, and every rank must call it.

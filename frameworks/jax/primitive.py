@@ -1,8 +1,8 @@
 """The JAX primitive behind every operation: collectives on flat lists of arrays, described by static values.
 
 One call of the primitive holds all operations that belong together, such as the buckets of a tree of gradients, so
-that JAX's transformations never take them apart. What each transformation makes of it stands in `autograd.py`,
-what is compiled in `lowering.py`, and what happens outside of jit in `eager.py`.
+that JAX's transformations never take them apart. `autograd.py` defines its transformations, `lowering.py` how it is
+compiled, and `eager.py` how it runs outside of jit.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Traced:
         operation: what to do. The second use of its name in a compiled program gets the number 2, and so on.
         unnamed: the user gave no name, so it is a place in the source; outside of jit the call is counted instead.
         part: follows the name where a tree is cut into several operations.
-        members: what follows the name, for each array.
-        rows: of each member's result, where its shape does not say: of an allgather to which ranks give different
-            numbers of rows, and of a reducescatter by elements.
-        horovods_gradients: of an operation of a gradient, what it was computed for, see `derivatives`; else None.
+        members: for each array, the text that follows the name.
+        rows: of each member's result, where its shape does not say: for an allgather with different numbers of rows on
+            the ranks, and for a reducescatter by elements.
+        horovods_gradients: for an operation of a gradient, what it was computed for, see `derivatives`; else None.
     """
 
     operation: Operation
@@ -95,7 +95,7 @@ def run(traced: Sequence[Traced], arrays: Sequence[Any], follows: Sequence[Any] 
 
     Args:
         traced: what to do.
-        arrays: the members of the first operation, then those of the second one, and so on; also traced ones.
+        arrays: the members of the first operation, then the members of the second, and so on; also traced arrays.
         follows: arrays with elements that a compiled program computes before it begins the operations.
 
     Raises:

@@ -138,7 +138,7 @@ def meeting(tx: optax.GradientTransformationExtraArgs, plan: TreePlan) -> SyncTr
         )
 
     def _met(due: Any, fragment: int, new: Any, starts: Any, memory: Any, structure: Any) -> tuple[Any, Any, Any]:
-        """The parameters, the starts and what is remembered after a step that a fragment may be due after."""
+        """The parameters, the starts and the policy's memory, after a step that may end a fragment's round."""
         numbers = fragments_of([leaf.nbytes for leaf in new], policy.fragments)
 
         def meet() -> tuple[Any, Any, Any]:

@@ -202,7 +202,7 @@ def run_parts(
 
 
 def with_weak_type(array: jax.Array) -> jax.Array:
-    """The same values with a weak type, which JAX gives to Python's numbers and to what is made of them."""
+    """The same values with a weak type, which JAX gives to Python's numbers and to results computed from them."""
     return jnp.full(array.shape, array.dtype.type(0).item()).at[...].set(array)
 
 
@@ -216,5 +216,5 @@ def _is_complex(leaf: Any) -> bool:
 
 
 def _natural(path: str) -> list[tuple[int, str]]:
-    """A key by which `layer_10` comes after `layer_9`."""
+    """A sort key that puts `layer_10` after `layer_9`."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path)]

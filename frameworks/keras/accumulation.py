@@ -99,7 +99,7 @@ class Accumulation(AddedVariables):
         trainable_variables: Sequence[Any],
         update: Callable[[Sequence[Any], Sequence[Any]], tuple[Any, Any]],
     ) -> tuple[Any, Any]:
-        """As `apply`, on values: gives those of the trainable and of the optimizer's variables after it."""
+        """As `apply`, on values: returns the new values of the trainable and of the optimizer's variables."""
         self._check_built()
         place_of = {id(variable): place for place, variable in enumerate(optimizer.variables)}
         places = [place_of[id(variable)] for variable in self.own()]
@@ -124,10 +124,10 @@ class Accumulation(AddedVariables):
         return keras.ops.cond(keras.ops.equal(count, self.passes), complete, incomplete)
 
     def _seen_with(self, places: Sequence[int], gradients: Sequence[Any]) -> set[int]:
-        """The places that have a gradient in this window, with those of this pass."""
+        """The places that have a gradient in this window, including this pass."""
         present = {place for place, gradient in zip(places, gradients, strict=True) if gradient is not None}
         if backends.gradients().is_traced(gradients):
-            # A function that was traced before leaves out what is new when it ends a window.
+            # A function that was traced before would leave out the new gradients when it ends a window.
             self._traced = seen = present if self._traced is None else self._traced
         else:
             self._seen |= present

@@ -139,7 +139,7 @@ def distributions_of(model: Any) -> list[Distribution]:
 
 
 def weights_of(model: Any) -> list[Any]:
-    """The weights of a model that are the same on every rank: all but those of local layers."""
+    """The weights of a model that are the same on every rank: all except the weights of local layers."""
     local = _local_variables(model)
     return [weight for weight in model.weights if id(weight) not in local]
 

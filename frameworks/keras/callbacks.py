@@ -107,7 +107,7 @@ class MetricAverageCallback(EpochSyncCallback):
 
     Args:
         device: taken because Horovod takes it; it changes nothing.
-        process_set: the ranks to average over; those of the wrapped optimizer when not given.
+        process_set: the ranks to average over; by default the ranks of the wrapped optimizer.
     """
 
     def __init__(self, device: str = "", process_set: ProcessSet | None = None) -> None:
@@ -182,7 +182,7 @@ def average(logs: dict[str, Any] | None, process_set: ProcessSet) -> None:
     for rank, others in zip(process_set.ranks, everyones, strict=True):
         if others.keys() != everyones[0].keys():
             raise MismatchError(
-                f"the logs of rank {rank} have {sorted(others)}, those of rank {process_set.ranks[0]} "
+                f"the logs of rank {rank} have {sorted(others)}, the logs of rank {process_set.ranks[0]} have "
                 f"{sorted(everyones[0])}; compile and validate alike on every rank"
             )
     for name in own:

@@ -24,11 +24,11 @@ class Distribution:
     Attributes:
         name: of the reductions, unique among the optimizers of the process set.
         plan: how the gradients are reduced.
-        window: what accumulates them before, if anything does.
+        window: accumulates the gradients before they are reduced; None if nothing does.
         rounds: where the ranks take steps of their own and meet.
-        variables: those of the optimizer, as far as they are known: Keras tells them when it builds the optimizer.
-        within: whether a method of the optimizer itself is running, to which gradients are passed as they are.
-        local: the layers that stay this rank's own, with those of their variables that are not trained.
+        variables: of the optimizer, as far as they are known: Keras passes them when it builds the optimizer.
+        within: whether a method of the optimizer itself is running; it gets the gradients unchanged.
+        local: the layers that stay this rank's own, with their variables that are not trained.
         in_fit: whether one of our callbacks has seen it in a `fit`.
         compares: whether the ranks compare their parameters when `fit` traces its step for the first time.
     """
@@ -50,7 +50,7 @@ class Distribution:
     def in_step(
         self, gradients: Sequence[Any], variables: Sequence[Any] | None, values: Sequence[Any] | None = None
     ) -> Sequence[Any]:
-        """The gradients to step with: those of all ranks, or in rounds what the policy wants.
+        """The gradients to step with: the reduced gradients, or in rounds the gradients that the policy wants.
 
         Args:
             gradients: of this rank.
@@ -117,7 +117,7 @@ _Optimizer: Any = object
 
 
 class _Distributed(_Optimizer):
-    """The methods in which a wrapped optimizer's class differs from that of the optimizer."""
+    """The methods that a wrapped optimizer's class adds to the optimizer's own class or replaces."""
 
     _distribution: Distribution
 
@@ -204,7 +204,7 @@ class _Distributed(_Optimizer):
             super().load_own_variables(store)
 
     def __reduce__(self: Any) -> Any:
-        # The class exists in this process only: a pickle is that of the class that was wrapped.
+        # The class exists in this process only, so a pickle has the class that was wrapped.
         rebuild, arguments = super().__reduce__()
         return getattr(self.__class__, rebuild.__name__), arguments
 

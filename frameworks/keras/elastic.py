@@ -150,7 +150,7 @@ def _variables_that_travel(model: Any) -> list[Any]:
 
 
 def _variables_of(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer but for those of its window."""
+    """The variables of an optimizer, without the variables of its window."""
     distribution = distribution_of(optimizer)
     with distribution.hiding(distribution.window) if distribution else contextlib.nullcontext():
         return list(optimizer.variables)

@@ -39,7 +39,7 @@ class EpochSync(keras.callbacks.Callback):
         self._synced = self._compared = self._begun = self.sent_since_step = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Called by Keras, also with a list of callbacks of which an epoch has failed before."""
+        """Called by Keras, also with callbacks whose earlier epoch has failed."""
         self._synced = self._compared = self._begun = self.sent_since_step = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

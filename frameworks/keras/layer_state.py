@@ -75,11 +75,11 @@ def give_back(layers: Sequence[Any], kept: Sequence[Any]) -> None:
 
 
 def finalize(layers: Iterable[Any], *, changed: bool = False) -> None:
-    """Have layers make their constants anew of their variables. Compiled steps contain the constants.
+    """Have layers compute their constants from their variables again. Compiled steps contain the constants.
 
     Args:
-        layers: any; what has no such constants is passed over.
-        changed: whether there are other changes for which steps must be compiled anew.
+        layers: any; layers without such constants are skipped.
+        changed: whether there are other changes that need steps compiled again.
     """
     for layer in layers:
         if hasattr(layer, "finalize_state") and layer.variables:

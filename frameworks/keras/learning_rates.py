@@ -18,8 +18,8 @@ class LearningRateScheduleCallback(EpochSyncCallback):
     Args:
         initial_lr: the learning rate that is multiplied.
         multiplier: a number, or a function of the epoch; without `staircase` the epoch has a fraction.
-        start_epoch: the first epoch, counted from 0, in which it does so.
-        end_epoch: the first epoch in which it no longer does; None for never.
+        start_epoch: the first epoch, counted from 0, with the multiplied rate.
+        end_epoch: the first epoch without it; None for no end.
         staircase: at the beginning of each epoch only, instead of before every batch. Implied by a number.
         momentum_correction: when the learning rate changes, scale the momenta of `keras.optimizers.SGD` by as much,
             since they contain it (Goyal et al., 2017, arXiv:1706.02677, section 3).
@@ -72,7 +72,7 @@ class LearningRateScheduleCallback(EpochSyncCallback):
         else:
             raise ValueError(
                 f"{type(self).__name__} sets one learning rate, but {self.model.name} is trained by {len(optimizers)} "
-                "optimizers, none of which compile() was given; set theirs in a callback of your own"
+                "optimizers, and none was passed to compile(); set their learning rates in a callback of your own"
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -126,14 +126,14 @@ class LearningRateScheduleCallback(EpochSyncCallback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate batch by batch from that of one rank to that of all of them.
+    """Raises the learning rate batch by batch, from the rate of one rank to the rate of all ranks.
 
     lr(epoch) = initial_lr / N * (1 + epoch * (N - 1) / warmup_epochs), for N ranks. Large batches bear a learning rate
     N times as large, though not in the first epochs: Goyal et al., "Accurate, large minibatch SGD: training ImageNet in
     1 hour", 2017, arXiv:1706.02677.
 
     Args:
-        initial_lr: the learning rate after the warm-up: that of one process times `hvd.size()`.
+        initial_lr: the learning rate after the warm-up: the rate of one process times `hvd.size()`.
         warmup_epochs: how many epochs it takes.
         momentum_correction, steps_per_epoch: as for `LearningRateScheduleCallback`.
         verbose: more than 0 prints a line on rank 0 when it is done.

@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: a Keras optimizer whose gradients are those of all ranks."""
+"""`DistributedOptimizer`: a Keras optimizer that uses the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
     With `sync` the ranks meet from time to time, and every rank takes its own steps in between. So clipping, loss
     scaling and momentum are each rank's own. Variables must be equal on all ranks at the start, and are equal after a
-    meeting. In a world of one rank nothing is reduced, but an outer optimizer steps. Where the round is stands in
-    variables of the optimizer, which a `.keras` file has, too. The optimizer has two more methods, for use outside of
-    compiled programs:
+    meeting. In a world of one rank nothing is reduced, but an outer optimizer steps. Variables of the optimizer hold
+    the progress of the round, and a `.keras` file saves them, too. The optimizer has two more methods, for use outside
+    of compiled programs:
 
-        synchronized()        a context in which the variables are those of a meeting at this moment, to evaluate or to
-                              save; at its end each rank goes on from where it was
+        synchronized()        a context in which the variables have the values that a meeting would give them now, to
+                              evaluate or to save; at its end each rank goes on from where it was
         end_round()           meet now, as at the end of training. `fit` with any of `hvd.callbacks` does so at its end
 
     Args:
@@ -88,9 +88,9 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         `optimizer`.
 
     Raises:
-        ValueError: an `op` or `compression` that is none, a predivide factor that is not positive or without `Average`,
-            passes per step that are not a whole number, groups that are not what is said above, a policy with
-            fragments or an overlap, an optimizer that is wrapped, or a process set that is not in use.
+        ValueError: an unknown `op` or `compression`, a predivide factor that is not positive or without `Average`,
+            passes per step that are not a whole number, invalid `groups`, a policy with fragments or an overlap, an
+            optimizer that is wrapped already, or a process set that is not in use.
         TypeError: `optimizer` is no Keras optimizer, or `process_set` no process set.
         NotInitializedError: before `init()`.
 
@@ -139,7 +139,7 @@ def PartialDistributedOptimizer(  # noqa: N802, Horovod's name
     local_layers: Sequence[Any] | Any | None = None,
     **options: Unpack[KerasOptions],
 ) -> Any:
-    """As `DistributedOptimizer`, but the gradients of some layers stay those of the rank.
+    """As `DistributedOptimizer`, but the gradients of some layers are not reduced.
 
     So each rank can train layers of its own, such as the shard of an embedding table.
 

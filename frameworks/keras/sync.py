@@ -226,8 +226,8 @@ class Rounds(AddedVariables):
 
 
 _WITHIN = (
-    "a step within synchronized(), whose parameters are those of all ranks and go at its end. Remedy: train outside of "
-    "the block"
+    "a step within synchronized(): its parameters are merged from all ranks, and are dropped at its end. Remedy: train "
+    "outside of the block"
 )
 
 
@@ -287,7 +287,7 @@ def _dtype(array: Any) -> str:
 
 
 def _values(variables: Sequence[Any]) -> list[Any]:
-    """The values, of which PyTorch records no gradients."""
+    """The values, without a record of gradients in PyTorch."""
     return [keras.ops.stop_gradient(keras.ops.convert_to_tensor(variable)) for variable in variables]
 
 

@@ -23,7 +23,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     Args:
         process_set: the ranks whose batches count as one; all of them in a model that was loaded.
-        options: those of `keras.layers.BatchNormalization`, but for `renorm`, `synchronized` and `fused`, which may be
+        options: as for `keras.layers.BatchNormalization`, except that `renorm`, `synchronized` and `fused` may only be
             False.
 
     Raises:
@@ -47,7 +47,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         """Mean and biased variance of each channel over all ranks. Keras calls it while training. Collective."""
-        # A rank outside the set has nobody to share its statistics with, and Keras has its own way for those of one.
+        # A rank outside the set shares its statistics with nobody. Keras computes the statistics of one rank.
         if self.process_set.size() == 1 or not self.process_set.included():
             return super()._moments(inputs, mask)
         axes = [axis for axis in range(len(inputs.shape)) if axis != self.axis % len(inputs.shape)]

@@ -42,7 +42,7 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: wrapped or not. If only the root has loaded a state, call `optimizer.init(model)` on the others.
-        root_rank, process_set: as for `broadcast_parameters`, which says what is raised.
+        root_rank, process_set: as for `broadcast_parameters`, as are the errors.
     """
     optimizer.state = _broadcast("broadcast_optimizer_state", optimizer.state, root_rank, process_set)
 

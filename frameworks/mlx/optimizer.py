@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: an optimizer of MLX whose gradients are those of all ranks."""
+"""`DistributedOptimizer`: an optimizer of MLX that uses the gradients of all ranks."""
 
 from __future__ import annotations
 

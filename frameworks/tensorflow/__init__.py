@@ -1,5 +1,5 @@
 # ruff: noqa: F403
-"""horovodish for TensorFlow: collectives as operations, and gradients that are those of all ranks.
+"""horovodish for TensorFlow: collectives as operations, and gradients reduced over all ranks.
 
 Example:
     import horovodish.tensorflow as hvd

@@ -142,7 +142,7 @@ def _dealt(rows: Any, process_set: ProcessSet) -> Any:
 
 
 def _with_absent_rows(rows: Any, came: Any, expected: Any) -> Any:
-    """`rows`, with zeros in the place of those of ranks that have joined and gave none."""
+    """`rows`, with rows of zeros for ranks that have joined and gave none."""
     positions = tf.range(tf.reduce_sum(expected))
     ends = tf.cumsum(expected)
     rank = tf.searchsorted(ends, positions, side="right")

@@ -13,11 +13,11 @@ from horovodish.tensorflow.sets import attribute_of, set_of
 
 
 class Call(NamedTuple):
-    """A collective that runs, or of a function that is traced.
+    """A collective that runs, or that belongs to a function while TensorFlow traces it.
 
     Attributes:
-        operation: what to do. That of a graph does not tell its own name.
-        name: what `names.as_input` makes of the operation's name.
+        operation: what to do. In a graph it does not say its own name.
+        name: the operation's name, converted by `names.as_input`.
         tensors: its members.
         results: what comes out, by member, once there is something.
         rows: of an allgather or an alltoall, how many rows came from each rank, by member, likewise.

@@ -1,4 +1,4 @@
-"""The collectives, on one tensor and on groups. Those of whole objects are in `broadcast_state.py`."""
+"""The collectives, on one tensor and on groups. Collectives on whole objects are in `broadcast_state.py`."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """In a `tf.function` it does not block: it is an operation that waits for nothing but its inputs, however many are
-    under way. Without a name, calls are counted: within a function in the order in which it makes them, when
-    executing eagerly in the order in which they are made. Differentiable where `op` is `Average` or `Sum`: its
-    gradient is the allreduce of the gradients, in the same way.
+    under way. Without a name, calls are counted in the order that they are made: separately within each function, and
+    for eager execution. Differentiable where `op` is `Average` or `Sum`: its gradient is the allreduce of the
+    gradients, in the same way.
 
     Args:
         tensor: the rank's values, a tensor or what `tf.convert_to_tensor` takes, of the same shape and dtype on every
-            rank; or `tf.IndexedSlices`, of which each rank may have any number, for `Average` and `Sum`.
+            rank; or `tf.IndexedSlices`, with any number of slices on each rank, for `Average` and `Sum`.
         device_dense, device_sparse: Horovod's; TensorFlow knows where the operation runs, so they have no meaning here.
-        compression: what travels; see `Compression`.
+        compression: how values are compressed to travel; see `Compression`.
 
     Returns:
-        A new tensor; of IndexedSlices those of all ranks, where an index may occur once for each rank.
+        A new tensor; of IndexedSlices the slices of all ranks, where an index may occur once for each rank.
 
     Raises:
         MismatchError: the ranks disagree. In a function, TensorFlow raises one of `tf.errors` with the same text.
@@ -199,7 +199,7 @@ def broadcast_(
 ) -> list[Any]:
     """Give every rank's variables the values that they have on one rank. Collective.
 
-    Each variable takes over the memory that its value has arrived in; those of the root are not written to.
+    Each variable takes over the memory that its value has arrived in. The root's variables are not written to.
 
     Args:
         variables: as many and of the same shapes and dtypes on every rank.

@@ -85,7 +85,7 @@ class TensorFlowState(State):
 
 
 def _variables(value: Any) -> list[Any] | None:
-    """A variable alone, or those of what has some; None for anything else."""
+    """The variable itself, or the variables of an object that has some; None for anything else."""
     if isinstance(value, type):
         return None
     if isinstance(value, tf.Variable) or (hasattr(value, "assign") and hasattr(value, "numpy")):  # Keras has its own

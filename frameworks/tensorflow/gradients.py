@@ -67,7 +67,7 @@ class _Gradients(GradientAdapter):
         return Payload(math.prod(self.shape(tensor, source)) * dtype.size, dtype)
 
     def shape(self, tensor: Any, source: Any) -> tuple[int, ...]:
-        # A gradient's shape may be unknown to the function, on some ranks only. That of its variable never is.
+        # A gradient's shape may be unknown to the function, on some ranks only. The variable's shape is always known.
         shape = tf.TensorShape(source.shape)
         return tuple(shape) if shape.is_fully_defined() else (0,)
 
@@ -115,7 +115,7 @@ def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: Gr
     local = set(map(id, plan.local))
     shared = [source for source in sources if id(source) not in local]
     described = [(str(source.shape), tf.as_dtype(source.dtype).name) for source in shared]
-    # A tape is made anew in every step, so that only what it is asked for tells its gradients from those of others.
+    # Every step makes a new tape, so only the sources that it is asked for tell its gradients from other gradients.
     digest = hashlib.sha256(repr(described).encode()).hexdigest()[:8]
     numbers = sum(tf.TensorShape(source.shape).num_elements() or 0 for source in shared)
     name = f"gradients of {len(shared)} variable{'s' * (len(shared) != 1)} with {numbers} numbers ({digest})"

@@ -41,7 +41,7 @@ def operation_name(kind: str, given: str | None, process_set_id: int) -> str:
 
 
 def name_in_step(name: str) -> str:
-    """A name for what is called once in every step, the same in every step.
+    """A name for a collective that is called once in every step, the same in every step.
 
     When executing eagerly, calls wait for their results, so a name is free again when the next step begins; a name of
     its own for each step would be negotiated anew.
@@ -50,7 +50,7 @@ def name_in_step(name: str) -> str:
 
 
 def as_input(name: str, described: str = "", members: Sequence[str] = ()) -> Any:
-    """A name as the operations take it: after that of the function which is traced, if any, and a newline.
+    """A name as the operations take it: the name of the traced function, if any, a newline, and the name.
 
     Where the ranks disagree about an operation of a function, its others fail with it. It is a tensor, or text for XLA.
     The function is followed, after a tab each, by `described`, what `parameters` says of variables, and by the name
@@ -71,7 +71,7 @@ def gradient_name(forward: Any, source: str) -> Any:
 
     Args:
         forward: the other one's name, likewise.
-        source: in a graph, the name of the other one's result, of which there may be several gradients.
+        source: in a graph, the name of the other one's result, because there may be several gradients of it.
     """
     ending = ".gradient"
     if not tf.executing_eagerly():

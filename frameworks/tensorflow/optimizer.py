@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: an optimizer whose gradients are those of all ranks."""
+"""`DistributedOptimizer`: an optimizer that uses the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 ) -> Any:
     """Make `optimizer` use the gradients of all ranks. Every rank must call it, at the same point; does not block.
 
-    Takes Keras optimizers, for which it is `horovodish.keras.DistributedOptimizer`, and those of
-    `tf.compat.v1.train`, whose `compute_gradients()` then gives reduced gradients, and `minimize()` uses them. The
-    optimizer is the same object afterwards, of a subclass of its class. Only Keras optimizers take
+    Takes Keras optimizers, as `horovodish.keras.DistributedOptimizer` does, and optimizers of `tf.compat.v1.train`:
+    their `compute_gradients()` then gives reduced gradients, and `minimize()` uses them. The optimizer is the same
+    object afterwards, of a subclass of its class. Only Keras optimizers take
     `backward_passes_per_step` above 1, and `sync`.
 
     Args:

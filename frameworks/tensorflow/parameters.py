@@ -47,7 +47,7 @@ def of_variables(
 
     Args:
         sources: variables and other things.
-        checksums: computes those of the variables in a list of sources. A source that was deleted is None there.
+        checksums: computes the checksums of the variables in a list of sources. A source that was deleted is None.
         model: what this rank trains, by the names of the reductions.
     """
     token = _sources.set((sources, checksums, model))

@@ -78,7 +78,7 @@ def module(operations: Sequence[Typed]) -> str:
     """The text of a module whose main function takes the number of a platform and the members of all operations.
 
     Args:
-        operations: at least one, with their names and those of their members.
+        operations: at least one, with their names and their members' names.
 
     Returns:
         A module whose main function gives the results of all operations, in their order.
@@ -199,7 +199,7 @@ class _Body:
             yield self._joined(sizes)[0] if sizes else self._constant([])
 
     def _size(self, operation: Operation, argument: Value, axis: int, size: int | None) -> Value:
-        """The length of a result, which may follow from that of an argument."""
+        """The length of a result. It may follow from the length of an argument."""
         if size is not None:
             return self._constant([size])
         (length,) = self.add("get_dimension_size", [argument], ["tensor<i32>"], dimension=f"{axis} : i64")

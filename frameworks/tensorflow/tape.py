@@ -1,4 +1,4 @@
-"""Gradient tapes whose gradients are those of all ranks."""
+"""Gradient tapes that give gradients reduced over all ranks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def PartialDistributedGradientTape(  # noqa: N802, Horovod's name
     Args:
         local_layers: a Keras layer or `tf.Module`, or a list of them, whose trainable variables are local sources.
 
-    The other arguments, the result and the errors are those of `DistributedGradientTape`.
+    The other arguments, the result and the errors are as for `DistributedGradientTape`.
 
     Example:
         >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[sharded_embedding])
@@ -128,8 +128,8 @@ class _Distributed(tf.GradientTape):
     def jacobian(self, *arguments: Any, **options: Any) -> Any:
         """Refused: it asks for many gradients at once, and each would be reduced."""
         raise NotImplementedError(
-            "a wrapped tape has no jacobian() and no batch_jacobian(): ask a tape that is not wrapped, which gives "
-            "those of this rank's values, and reduce what you make of them with hvd.allreduce"
+            "a wrapped tape has no jacobian() and no batch_jacobian(): use a tape that is not wrapped for the Jacobian "
+            "of this rank's values, and reduce what you compute from it with hvd.allreduce"
         )
 
     batch_jacobian = jacobian

@@ -1,4 +1,4 @@
-"""What is to be heeded while TensorFlow traces a function into a graph."""
+"""Helpers for code that runs while TensorFlow traces a function into a graph."""
 
 from __future__ import annotations
 

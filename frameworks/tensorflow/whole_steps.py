@@ -1,6 +1,6 @@
-"""In a function, what is written after a collective waits for it, so that a step that fails has written nothing.
+"""In a function, writes after a collective wait for the collective, so that a step that fails has written nothing.
 
-TensorFlow lets each write of a function wait for its own inputs only. Of a step that loses a rank, it would update the
+TensorFlow lets each write of a function wait for its own inputs only. In a step that loses a rank, it would update the
 variables whose gradients have come, and count the step, though other gradients never come.
 """
 

@@ -1,8 +1,8 @@
 """The collectives in functions that XLA compiles (`jit_compile=True`).
 
-XLA compiles no kernels of TensorFlow's C interface. But TensorFlow takes modules of StableHLO, and those may call what
-is registered with XLA's foreign function interface. So a collective is a module of `stablehlo.py` there, and the
-engine's calls for JAX's programs run it. The table of the interface is what a C++ function of TensorFlow's returns.
+XLA compiles no kernels of TensorFlow's C interface. But TensorFlow takes modules of StableHLO, and these may call
+functions registered with XLA's foreign function interface. So a collective is a module of `stablehlo.py` there, and the
+engine's calls for JAX's programs run it. A C++ function of TensorFlow's returns the table of the interface.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ derivatives: dict[str, Callable[..., Sequence[Any]]] = {}
 
 
 def run(calls: Sequence[Call]) -> list[tuple[list[Any], list[Any]]]:
-    """As `library.run`, of several collectives, all of which are under way before one of them is waited for.
+    """As `library.run`, for several collectives: all begin before the first wait.
 
-    An alltoall is one of equally many rows for each rank, whatever its splits.
+    An alltoall sends equally many rows to each rank, whatever its splits.
 
     Raises:
         NotImplementedError: this TensorFlow cannot, or NCCL cannot where there are GPUs.
@@ -74,7 +74,7 @@ def _typed(call: Call) -> Typed:
     for tensor in call.tensors:
         if tensor.shape.rank is None:
             raise ValueError(
-                f"{name}: XLA compiles for a known number of dimensions, and that of a tensor is not; set it with "
+                f"{name}: XLA needs the number of dimensions at compile time, and a tensor's is unknown; set it with "
                 "tf.ensure_shape"
             )
     members = [Member(tuple(tensor.shape), tensor.dtype.name) for tensor in call.tensors]

@@ -57,7 +57,7 @@ class _TensorAdapter(Adapter[Tensor]):
             own = source.new_empty(shape)
             native.move_output(index, own.data_ptr(), placement.current_stream())
             return own
-        empty = math.prod(shape) == 0  # of which torch.frombuffer makes nothing
+        empty = math.prod(shape) == 0  # torch.frombuffer refuses empty buffers
         flat = source.new_empty(0) if empty else torch.frombuffer(native.output(index), dtype=source.dtype)
         return flat.reshape(shape)
 

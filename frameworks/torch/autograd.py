@@ -2,9 +2,9 @@
 
 Their gradients follow `collectives/derivatives.py`. A gradient is made of the same functions, so it has gradients, too.
 
-An operation of the backward pass is named after that of the forward pass: ranks need not run them in one order. A group
-stays a group, and every member takes part, with zeros where the loss does not depend on it. Ranks that have joined had
-no part in the forward pass and are left out of the backward pass.
+An operation of the backward pass is named after its operation of the forward pass: ranks may run them in any order. A
+group stays a group, and every member takes part, with zeros where the loss does not depend on it. Ranks that have
+joined had no part in the forward pass and are left out of the backward pass.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _sum_back(operation: Operation) -> Operation:
 
 
 def _with_absent_rows(rows: Tensor, came: Sequence[int], expected: Sequence[int]) -> Tensor:
-    """`rows`, with zeros in the place of those of ranks that have joined and gave none."""
+    """`rows`, with rows of zeros for ranks that have joined and gave none."""
     if list(came) == list(expected):
         return rows
     parts = [

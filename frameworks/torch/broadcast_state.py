@@ -44,7 +44,7 @@ def broadcast_parameters(
 
     Raises:
         ValueError: there is no rank `root_rank` in the process set, or this rank is outside of it.
-        TypeError: `params` is not what is said above.
+        TypeError: `params` is none of the kinds above.
         MismatchError: the ranks have different names, shapes or dtypes.
         `horovodish.collectives` lists the other errors.
 
@@ -54,7 +54,7 @@ def broadcast_parameters(
     with compared_on_all_ranks("broadcast_parameters", "the tensors", process_set, SAME_MODEL) as described:
         root = checked_root(root_rank, process_set)
         tensors = dict(_named_tensors(params))
-        # The engine compares dtypes, but not those of what it sees as bytes.
+        # The engine compares dtypes, except for tensors that it gets as bytes.
         described += sorted(_described(name, tensor) for name, tensor in tensors.items())
     _broadcast_into(root, "broadcast_parameters", tensors, process_set)
 
@@ -191,7 +191,7 @@ def _empty(place: _Place) -> Tensor:
 
 
 def _replaced(value: Any, kind: type | tuple[type, ...], replace: Callable[[Any], Any]) -> Any:
-    """A copy of nested dicts, lists and tuples in which `replace` was applied to all of `kind`, keys among them."""
+    """A copy of nested dicts, lists and tuples, with `replace` applied to all objects of `kind`, also to keys."""
     if isinstance(value, kind):
         return replace(value)
     if isinstance(value, dict):
@@ -217,7 +217,7 @@ def _kind(optimizer: Optimizer) -> str:
 def _named_tensors(params: Any) -> Iterable[tuple[str, Tensor]]:
     wanted = "broadcast_parameters takes names and tensors; pass model.state_dict() or model.named_parameters(), not"
     if isinstance(params, Mapping) and "param_groups" in params:
-        raise TypeError(f"{wanted} the state of an optimizer, for which there is broadcast_optimizer_state(optimizer)")
+        raise TypeError(f"{wanted} the state of an optimizer; for it call broadcast_optimizer_state(optimizer)")
     if isinstance(params, Module | Tensor) or not isinstance(params, Iterable):
         raise TypeError(f"{wanted} {type(params).__name__}")
     for number, item in enumerate(params.items() if isinstance(params, Mapping) else params):

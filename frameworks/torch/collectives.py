@@ -1,14 +1,14 @@
-"""Collectives: those that block, those that work in place (`_`), and those that give a handle (`_async`).
+"""Collectives: blocking functions, functions that work in place (`_`), and functions that return a handle (`_async`).
 
-The operations are documented in full in `horovodish.collectives`; what is said there about names, errors, process sets
-and collective calls holds here, too.
+The operations are documented in full in `horovodish.collectives`. Its rules for names, errors, process sets and
+collective calls hold here, too.
 
-Tensors are dense, in host memory or on this rank's GPU (see docs/gpu.md), of any dtype that the engine knows; one whose
-elements do not lie one after another is copied first, or refused where the operation is in place. A tensor must not be
-changed, and the tensor of an operation in place not be read, until `synchronize(handle)` returns.
+Tensors are dense, in host memory or on this rank's GPU (see docs/gpu.md), of any dtype that the engine knows. A tensor
+that is not contiguous is copied first, or refused where the operation is in place. Until `synchronize(handle)` returns,
+do not change a tensor, and do not read the tensor of an operation in place.
 
-Gradients flow through those that block and are not in place. A gradient is that of the sum of the losses of all ranks,
-so where the forward pass sends values to other ranks, the backward pass brings their gradients back. Backward is
+Gradients flow through functions that block and are not in place. They are gradients of the sum of the losses of all
+ranks, so where the forward pass sends values to other ranks, the backward pass brings their gradients back. Backward is
 therefore collective as well: every rank must run it, or none. With the setting collective_gradients=horovod, allgather
 and broadcast have 1/N of that gradient on N ranks, and reducescatter has N times that. As with torch's own collectives,
 a leaf that requires a gradient may be written in place; autograd complains if it has saved the old values for a

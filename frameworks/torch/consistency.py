@@ -32,9 +32,9 @@ def check_consistency(
     four thousand million times.
 
     Args:
-        model: its parameters, its buffers and what else is in its `state_dict()` are compared, wherever they are.
-        optimizer: its state and the options of its parameter groups are compared as well, and those of optimizers that
-            it holds; wrapped or not. With `op=Adasum` only the options are, because there the state is each rank's own.
+        model: its parameters, its buffers and the rest of its `state_dict()` are compared, on any device.
+        optimizer: its state and the options of its parameter groups are compared, too, also for optimizers inside it;
+            wrapped or not. With `op=Adasum` only the options are compared, because each rank has its own state.
         process_set: the ranks that take part.
 
     Raises:
@@ -97,7 +97,7 @@ def _values(model: Module, optimizer: Optimizer | None) -> Iterator[tuple[str, s
 
 
 def _flat(value: Any, path: str, names: dict[Any, str]) -> Iterator[tuple[str, Any]]:
-    """The leaves of nested dicts, lists and tuples, with the way to each of them, in which parameters have names."""
+    """The leaves of nested dicts, lists and tuples, each with its path. Paths show the names of parameters."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(item, f"{path} {names[key] if isinstance(key, Tensor) and key in names else key!r}", names)

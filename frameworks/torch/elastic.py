@@ -52,16 +52,16 @@ COPIED_BYTES = 16 << 10
 
 
 class TorchState(State):
-    """A state with tensors, and with models, optimizers and samplers, of which it holds what `state_dict()` gives.
+    """A state with tensors, models, optimizers and samplers. Of the last three it holds the `state_dict()`.
 
-    With a sharded optimizer `commit()` is collective where it copies, and `save()` always: one rank of each host copies
-    the state of all ranks. After a loss the ranks that are left share that out anew.
+    With a sharded optimizer `save()` is collective, and so is `commit()` where it copies: one rank of each host copies
+    the state of all ranks. After a loss the remaining ranks share this state out again.
 
-    When the ranks have changed, gradients are None, windows of accumulation begin anew, and samplers deal what is left
-    of their epoch out to the ranks that there are now.
+    When the ranks have changed, gradients are None, accumulation windows begin again, and samplers deal the rest of
+    their epoch out to the new ranks.
 
-    With `sync=` nothing can be committed within a round: calls of `commit()` there do nothing. After a loss the ranks
-    that are left go back to the last meeting with a commit, and the optimizer's state of one rank becomes that of all.
+    With `sync=` nothing can be committed within a round: calls of `commit()` there do nothing. After a loss the
+    remaining ranks go back to the last meeting with a commit, and all take the optimizer state of one rank.
 
     Args:
         model: a module; further ones can be given as attributes.
@@ -75,7 +75,7 @@ class TorchState(State):
     def __init__(self, model: Module | None = None, optimizer: Optimizer | None = None, **attributes: Any) -> None:
         self._holds = False  # while a commit is held
         given = {name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}
-        self._gathered: dict[int, Any] = {}  # while this rank copies: by optimizer, the state of which it has a part
+        self._gathered: dict[int, Any] = {}  # while this rank copies: the whole state, by sharded optimizer
         for value in (optimizer, *attributes.values()):
             shards = getattr(value, "_shards", None)
             if shards is not None and shards.process_set is not global_process_set:
@@ -89,7 +89,7 @@ class TorchState(State):
         super().__init__(**given, **attributes)
 
     def reset(self) -> None:
-        """Deal what is left of an epoch out to the ranks that there are now."""
+        """Deal the rest of an epoch out to the current ranks."""
         for sampler in self._objects(ResumableSampler):
             sampler.reset()
 
@@ -216,7 +216,7 @@ def _with_own_buffers(module: Module, kept: Any) -> Any:
 
 
 def _keep_types(optimizer: Optimizer, kept: Any) -> None:
-    """Give an optimizer its tensors in their own types: `load_state_dict()` casts them to those of the parameters."""
+    """Give an optimizer its tensors in their own dtypes: `load_state_dict()` casts them to the parameters' dtypes."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in kept["param_groups"] for number in group["params"]]
     for parameter, number in zip(parameters, numbers, strict=True):

@@ -107,8 +107,8 @@ def _checked(named_parameters: Any) -> list[tuple[str, Tensor]]:
 class PlanNames:
     """Names for the plans of one optimizer: unique in the process set, and the same on every rank.
 
-    The first is counted; those of later plans follow from it, so that optimizers may replace their plans in an order
-    that differs by rank. On a new engine all start anew. Reports and errors show the names, such as
+    The first name is counted; the names of later plans follow from it, so that optimizers may replace their plans in an
+    order that differs by rank. On a new engine all names start anew. Reports and errors show the names, such as
     "gradients of optimizer 1, plan 2", and "gradients of optimizer 1 of ranks [0, 2]" in a process set.
 
     Attributes:

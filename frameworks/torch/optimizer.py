@@ -1,4 +1,4 @@
-"""`DistributedOptimizer`: an optimizer whose gradients are those of all ranks."""
+"""`DistributedOptimizer`: an optimizer that uses the gradients of all ranks."""
 
 from __future__ import annotations
 
@@ -54,24 +54,24 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     The optimizer is the same object afterwards, with the state, options, hooks and schedulers that it had; its class
     becomes a subclass of the one that it had, with four more methods:
 
-        synchronize()         reduce now what is not reduced yet. Horovod's scripts call it before they clip; here it
-                              has nothing to do after a `backward()` that has reduced
+        synchronize()         reduce now all gradients that are not reduced yet. Horovod's scripts call it before they
+                              clip; here it has nothing to do after a `backward()` that has reduced
         skip_synchronize()    a context in which `step()` does not reduce
         no_sync()             a context in which `backward()` does not reduce
         set_backward_passes_per_step(n)
 
-    What holds for gradients:
+    Rules for gradients:
 
     - A gradient that is None on every rank stays None. Where only some ranks have one, the others contribute zeros.
-    - Several backwards in one step: `p.grad` is the sum of what each of them would give, for every op.
+    - Several backwards in one step: `p.grad` is the sum of the gradients that each of them would give, for every op.
     - With `backward_passes_per_step=n`, gradients accumulate on the rank for n-1 backwards and the n-th reduces their
-      sum; it is not divided by n. When `step()` comes earlier, as at the end of an epoch, it reduces what there is
-      and a new window begins.
+      sum; it is not divided by n. When `step()` comes earlier, as at the end of an epoch, it reduces the gradients so
+      far, and a new window begins.
     - Every rank must reduce equally often: one reduction for each window or `step()`.
     - A parameter whose gradient is sparse in the first reduction, on any rank, travels as rows: each rank adds up its
       own entries, and indices and values are gathered, without `compression`. `p.grad` ends sparse on every rank. If no
-      rank has its gradient then, it travels dense, and ends dense, the first time that it comes. So does one that is
-      sparse after it was dense.
+      rank has its gradient then, it travels dense, and ends dense, the first time that it comes. So does a gradient
+      that becomes sparse after it was dense.
     - A parameter that is wrapped again belongs to the optimizer that was wrapped last.
     - Scripts may change `param_groups`, alike on every rank. The next `zero_grad()`, backward or `step()` sees it.
     - Copies and pickles of the optimizer are of the class that was wrapped.
@@ -79,30 +79,30 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     - With `process_set`, only its ranks need to make the call. On another rank the optimizer works as before.
 
     With `op=Adasum` gradients are not reduced. Every rank takes its own step with them, and `step()` ends by reducing
-    what the step has changed: p = p before + Adasum of the ranks' (p after - p before). Parameters must be equal on all
-    ranks at the start, and are equal after every step; the optimizer's state is each rank's own. `step()` is the
-    collective, so every rank must call it equally often; windows are as long as the user makes them. The learning rate
-    is that of one rank, not multiplied by their number. Under `GradScaler` a rank whose gradients are not finite
+    the changes of the step: p = p before + Adasum of the ranks' (p after - p before). Parameters must be equal on all
+    ranks at the start, and are equal after every step; each rank has its own optimizer state. `step()` is the
+    collective, so every rank must call it equally often; windows are as long as the user makes them. Use the learning
+    rate of one rank, not multiplied by the number of ranks. Under `GradScaler` a rank whose gradients are not finite
     contributes no change, and the others go on.
 
     With `wait_for=k` a step goes on when k ranks have a gradient for it. `step()` of a late rank takes the steps
-    that it has missed, in order, and its gradient is a part of the next one: none is lost, and each counts once. So
-    parameters are the same on all ranks after equally many steps. `optimizer.steps` is their number, and drives loops:
-    `while optimizer.steps < 1000`. A rank takes every step with the learning rate, and the other numbers of the
-    parameter groups, that a rank in time has for it. The optimizer must have all of its parameters before the first
-    step, and `backward()` does not reduce.
+    that it has missed, in order, and its gradient is a part of the next step: no gradient is lost, and each counts
+    once. So parameters are the same on all ranks after equally many steps. `optimizer.steps` is the number of steps;
+    use it in loops: `while optimizer.steps < 1000`. For every step, a late rank uses the learning rate and the other
+    numbers of the parameter groups of a rank that was in time. The optimizer must have all of its parameters before the
+    first step, and `backward()` does not reduce.
 
     With `sync` the ranks meet from time to time, and every rank takes its own steps in between. So clipping, a closure
-    and a scaler see this rank's gradients, schedulers count this rank's steps, and momentum and buffers, such as those
-    of batch normalization, are each rank's own. Parameters must be equal on all ranks at the start, and are equal after
+    and a scaler see this rank's gradients, schedulers count this rank's steps, and each rank has its own momentum and
+    buffers, for example of batch normalization. Parameters must be equal on all ranks at the start, and are equal after
     a meeting. In a world of one rank the policy holds as well: nothing is reduced, but an outer optimizer steps.
-    `step()` is the collective, so every rank must call it equally often. What the optimizer has besides:
+    `step()` is the collective, so every rank must call it equally often. The optimizer has more methods:
 
-        synchronized()        a context in which the parameters are those of a meeting at this moment, to evaluate or to
-                              save; at its end each rank goes on from where it was
+        synchronized()        a context in which the parameters have the values that a meeting would give them now, to
+                              evaluate or to save; at its end each rank goes on from where it was
         end_round()           meet now, as at the end of training
-        state_dict()          also says where the round is. Each rank that saves it, and its model, within a round can
-                              go on bit by bit. At the end of a round those of any rank do for all
+        state_dict()          also has the progress of the round. If each rank saves it, and its model, within a round,
+                              training can go on with the same bits. At the end of a round one rank's copy is enough
 
     Args:
         optimizer: any optimizer of torch's kind except LBFGS, over parameters in host memory and on the GPU.
@@ -114,10 +114,10 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         `optimizer`.
 
     Raises:
-        ValueError: names that are not unique or do not cover the optimizer's parameters, an `op` or `compression` that
-            is none, a predivide factor that is not positive or without `Average`, passes per step that are not a whole
-            number, groups that are not what is said above, LBFGS, an optimizer that is wrapped, a process set that is
-            not in use, or an optimizer around another one whose `step()` a scheduler has replaced.
+        ValueError: names that are not unique or do not cover the optimizer's parameters, an unknown `op` or
+            `compression`, a predivide factor that is not positive or without `Average`, passes per step that are not a
+            whole number, invalid `groups`, LBFGS, an optimizer that is wrapped already, a process set that is not in
+            use, or an optimizer around another one whose `step()` a scheduler has replaced.
         TypeError: `optimizer` is no optimizer or has no `param_groups`, or `process_set` is no process set.
         UnsupportedTensorError: a parameter of a dtype or on a device that the engine cannot take.
         NotInitializedError: before `init()`.

@@ -17,7 +17,7 @@ class ResumableSampler(Sampler[int]):
     """Deals the samples of an epoch out to the ranks, each sample to one rank, and can go on in the middle of an epoch.
 
     torch's own `DistributedSampler` repeats or drops samples so that every rank has equally many. This one does
-    neither: where the number of ranks does not divide what is left of the epoch, the first ranks get one sample more. A
+    neither: if the rest of the epoch is not a multiple of the number of ranks, the first ranks get one sample more. A
     rank that runs out of batches before the others calls `hvd.join()`; see the example.
 
     The ranks need not talk to each other for it, and a checkpoint may be resumed with another number of ranks.
@@ -95,9 +95,9 @@ class ResumableSampler(Sampler[int]):
         self._recorded += samples
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands, for a checkpoint: that of any rank, after the same number of steps on all of them.
+        """The progress of the epoch, for a checkpoint. Save it on any one rank, after the same number of steps on all.
 
-        With `wait_for=`, a late rank has recorded fewer samples. What it had not come to is left out then.
+        With `wait_for=`, a late rank has recorded fewer samples. The samples that it had not come to are then skipped.
         """
         done = min(self._done_before + self._recorded * self._ranks, self._length)
         if self._all_are_through:
@@ -125,7 +125,7 @@ class ResumableSampler(Sampler[int]):
         self._open_passes = set()  # one that an error has ended may be open until its garbage is collected
 
     def reset(self) -> None:
-        """Deal what is left of the epoch out to the ranks that there are since the last `init()`.
+        """Deal the rest of the epoch out to the ranks of the last `init()`.
 
         Every rank must call it after the same number of steps.
 

@@ -26,18 +26,18 @@ class SyncBatchNorm(_BatchNorm):
 
     While training every call is collective: each rank must make it as often as the others, with any number of samples,
     also none, and must run the backward pass. It costs one collective in either direction. In evaluation mode nothing
-    travels, and it is what `torch.nn.BatchNorm*d` is. So is its state dict.
+    travels, and it does the same as `torch.nn.BatchNorm*d`. Its state dict is the same, too.
 
-    Each rank's statistics are those of torch's own kernels, in float32, or float64 where the input is; they travel and
-    are put together as float64. The gradients of weight and bias are this rank's share, as those
-    of all parameters. Ranks that have joined do not count. There is no second derivative.
+    torch's own kernels compute each rank's statistics, in float32, or float64 where the input is. The statistics travel
+    and are combined as float64. The gradients of weight and bias are this rank's share, as for all parameters. Ranks
+    that have joined do not count. There is no second derivative.
 
     Args:
         num_features: the number of channels, C.
         eps: is added to the variance.
         momentum: the weight of a new batch in the running statistics; None for the average of all batches.
         affine: with learnable weight and bias.
-        track_running_stats: with running statistics. Without, evaluation mode uses those of the rank's own batch.
+        track_running_stats: with running statistics. Without, evaluation mode uses the statistics of the rank's batch.
         process_set: the ranks whose batches count as one.
         device, dtype: of parameters and buffers.
 
@@ -196,8 +196,8 @@ class _Normalization(torch.autograd.Function):
 def _moments(input: Tensor) -> Tensor:
     """Number, sums and sums of squares of the values of each channel, as one vector of float64.
 
-    The squares are those of what a value differs from the rank's own mean: summed up as they are, float32 would lose
-    what distinguishes the values where the mean is large. For the same reason the rounding of that mean is made good.
+    The squares are squares of the difference from the rank's own mean: with squares of the values themselves, float32
+    would lose the differences where the mean is large. For the same reason the rounding of the mean is corrected.
     """
     channels = input.size(1)
     count = math.prod([*input.shape[:1], *input.shape[2:]])
@@ -210,7 +210,7 @@ def _moments(input: Tensor) -> Tensor:
     centre = centre.double()
     total = count * centre + rest
     squares = count * variance.double() + 2 * centre * total - count * centre * centre
-    # Not new_tensor(), for which the host waits for a GPU.
+    # Not new_tensor(): it makes the host wait for a GPU.
     return torch.cat([total.new_full((1,), count), total, squares])
 
 

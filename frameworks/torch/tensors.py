@@ -143,7 +143,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def parameter_checksums(named: Sequence[tuple[str, torch.Tensor]]) -> Checksums:
-    """Sums of the bits of parameters. They are quick, on a GPU too, and do not see in which order elements are."""
+    """Sums of the bits of parameters. They are quick, on a GPU too, and do not depend on the order of elements."""
     sums: dict[torch.device, list[torch.Tensor]] = {}
     for _, parameter in named:
         real = torch.view_as_real(parameter.resolve_conj()) if parameter.is_complex() else parameter

@@ -24,8 +24,8 @@ class _Writes:
     """Numbers of writes, counted by the rank.
 
     Attributes:
-        last: of the last one.
-        stepped: of the last step of an optimizer, or of what is no longer noted one by one.
+        last: of the last write.
+        stepped: of the last step of an optimizer, or of the writes that are no longer noted one by one.
         collectives: of the last collective into each storage, by its address.
     """
 

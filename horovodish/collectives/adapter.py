@@ -141,7 +141,7 @@ class Adapter(ABC, Generic[T]):
         return ON_HOST
 
     def copies(self, sources: Sequence[T], targets: Sequence[T]) -> tuple[list[T], list[T]]:
-        """Where the placement is staged: the values of `sources` in host memory, and room for those of `targets`."""
+        """For staged placement: copies of `sources` in host memory, and empty host memory for each of `targets`."""
         raise NotImplementedError
 
     def copy_back(self, arrivals: Sequence[T], targets: Sequence[T]) -> None:

@@ -143,7 +143,7 @@ def add_members_set(
     Args:
         ranks: of the world, in ascending order.
         exchange: how the members agree; it raises where one does not come.
-        longest_wait_seconds: for which a call waits for other members.
+        longest_wait_seconds: how long a call waits for other members.
         label: what messages call the set.
         joins: a rank that calls `join()` joins the set, too. Then no member may remove it.
 

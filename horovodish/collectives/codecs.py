@@ -42,11 +42,11 @@ class CodecCompressor:
 
     Attributes:
         kind: a key of `_native.CODECS`.
-        share: of the values that travel, for `topk` and `randomk`.
-        error_feedback: an optimizer adds what a code leaves out to the tensor's next gradient.
-        start: in so many steps an optimizer sends a tensor as it is, before the first step that encodes it.
-        where: which tensors of an optimizer are encoded, by the parameter's name and shape. None: those of at least two
-            dimensions and 65536 elements.
+        share: the fraction of the values that travel, for `topk` and `randomk`.
+        error_feedback: an optimizer adds the encoding error to the tensor's next gradient.
+        start: how many steps an optimizer sends a tensor unencoded before the first step that encodes it.
+        where: which tensors of an optimizer are encoded, by the parameter's name and shape. None: tensors of at least
+            two dimensions and 65536 elements.
     """
 
     kind: str
@@ -100,7 +100,7 @@ class CodecCompressor:
         return Codec(code, self.share, bool(self.error_feedback), start, owner, self.chooses(name, shape))
 
     def check_op(self, op: ReduceOp | None) -> None:
-        """Raise ValueError unless what is reduced by `op` can be encoded."""
+        """Raise ValueError unless this codec works with reductions by `op`."""
         if op not in (Average, Sum):
             raise ValueError(f"compression={self!r} needs op=Average or op=Sum: only sums can be encoded")
 
@@ -174,11 +174,11 @@ class Compression:
     and the setting that repeats the run bit by bit.
 
     Floating-point tensors of every dtype are encoded from float32, and decoded to float32. Integers travel as they are.
-    Where a value of a block is NaN or infinite, the result is NaN in all of the block. Every rank gets the same bits.
+    If a value of a block is NaN or infinite, the whole block of the result is NaN. Every rank gets the same bits.
 
-    In an optimizer each codec takes options, as in `int8(start=100)`: `error_feedback=False` drops what a code leaves
-    out, instead of adding it to the tensor's next gradient. In the first `start` steps tensors travel as they are.
-    `where(name, shape)` says which are encoded; otherwise it is those of at least two dimensions and 65536 elements.
+    In an optimizer each codec takes options, as in `int8(start=100)`. With `error_feedback=False` the encoding error is
+    dropped instead of added to the tensor's next gradient. In the first `start` steps tensors travel unencoded.
+    `where(name, shape)` selects the tensors to encode; by default all of at least two dimensions and 65536 elements.
     """
 
     auto: ClassVar[CodecCompressor] = CodecCompressor("auto")

@@ -59,10 +59,10 @@ def compared_on_all_ranks(
 
 @dataclass(frozen=True)
 class Named:
-    """An item that is compared without its name, which may be another one on every rank.
+    """An item that is compared without its name, because the name may differ between ranks.
 
     Attributes:
-        kind: what is compared.
+        kind: what kind of item it is.
         name: for the message.
     """
 

@@ -75,11 +75,13 @@ def checksum_of(array: np.ndarray) -> tuple[str, int]:
 
 
 def details(own: Checksums, gradients: str, process_set: ProcessSet) -> Handle[dict[int, Checksums]]:
-    """The checksums of all ranks, of which all know that they differ, by place in the set. Collective; does not block.
+    """The checksums of all ranks, by index in the set. Collective; does not block.
+
+    Call it on all ranks once they know that their checksums differ.
 
     Args:
         own: of this rank's parameters.
-        gradients: what is about to be reduced, the same on every rank.
+        gradients: the name of the reduction that is about to start, the same on every rank.
         process_set: the ranks that reduce.
     """
     return gather_objects_async(own, f"{gradients}: checksums of the parameters, which differ", checked_id(process_set))

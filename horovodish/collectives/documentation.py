@@ -16,10 +16,10 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def documented_as(core: Callable[..., Any]) -> Callable[[FunctionT], FunctionT]:
-    """A decorator for a shim's function: its docstring is that of a core function with what the shim says besides.
+    """A decorator for a shim's function: its docstring becomes the core function's docstring plus its own.
 
-    The shim's paragraphs follow those of the core. Its entries in `Args:`, its `Returns:` and its `Example:` take the
-    place of the core's, and its errors come before the core's. Each parameter of the shim's function has an entry.
+    The shim's paragraphs follow the core's paragraphs. Its entries in `Args:`, its `Returns:` and its `Example:`
+    replace the core's, and its errors come before the core's. Each parameter of the shim's function has an entry.
 
     Args:
         core: the function of `horovodish` whose text it is.

@@ -83,10 +83,10 @@ ResultT = TypeVar("ResultT", bound=Shaped)
 
 
 class Collectives(Generic[GivenT, ResultT]):
-    """The collectives that need nothing of a framework but its adapter.
+    """The collectives that need only an adapter from a framework.
 
-    The functions of this module are those of NumPy's arrays; a shim has its own instance and takes from it what it does
-    not do in another way. `GivenT` is what a caller may give, `ResultT` what a result is.
+    The functions of this module work on NumPy arrays. A shim has its own instance and exports its methods, except where
+    the shim has its own function. `GivenT` is the type of an argument, `ResultT` the type of a result.
     """
 
     def __init__(self, adapter: Adapter[ResultT]):

@@ -20,10 +20,10 @@ class Codec(NamedTuple):
 
     Attributes:
         kind: a value of `_native.CODECS`.
-        share: of the values that travel, for the codecs that leave some out.
-        error_feedback: this rank adds what a code leaves out to what it encodes next of the same tensor.
+        share: the fraction of the values that travel, for the codecs that leave some out.
+        error_feedback: this rank adds the encoding error to the next values that it encodes of the same tensor.
         start: how many uses of each tensor's name come before the first one that is encoded.
-        owner: of the tensors, where their names alone do not tell them from those of another owner.
+        owner: of the tensors, where another owner may have tensors of the same names.
         encodes: False where an optimizer with this codec sends the tensor as it is.
     """
 
@@ -70,8 +70,8 @@ class Family(NamedTuple):
 class Operation(NamedTuple):
     """A collective, a send or a receive: everything but the tensors, from its caller to the engine.
 
-    Apart from `splits` and the run of the family a collective is the same on every rank. A caller leaves out what is to
-    be found out; `Adapter.start` fills in the name, the op and the splits, and checks all of it.
+    Apart from `splits` and the run of the family a collective is the same on every rank. A caller may leave out the
+    name, the op and the splits; `Adapter.start` fills them in and checks all attributes.
 
     Attributes:
         kind: a key of `_native.KINDS`.
@@ -82,10 +82,10 @@ class Operation(NamedTuple):
         splits: of an alltoall, how many rows go to each rank; None: as many to each.
         in_place: the results are written into the tensors.
         member_names: what messages call each tensor; `name` and a number when not given.
-        family: what the operation is a part of; None where it stands alone.
-        by_elements: of an allgather or a reducescatter: a rank's part are elements, cut as evenly as possible and left
-            where they are in the whole. Both addresses of a member are those of the whole; only what a rank has, or
-            gets, is read or written. Otherwise parts are rows.
+        family: the group of operations that this one belongs to; None where it stands alone.
+        by_elements: of an allgather or a reducescatter: a rank's part is a range of elements at its place in the whole
+            tensor, cut as evenly as possible. Both addresses of a member point to the whole tensor; only the elements
+            that a rank has are read, and only the elements that it gets are written. Otherwise parts are rows.
         ends: where each rank's part of the elements ends, if the parts are not even. All members have one dtype.
         tag: of a send or a receive; the two that belong together have the same.
         codec: of an allreduce by Sum or Average; None: values travel as they are.

@@ -47,8 +47,8 @@ class ProcessSet:
 
     Attributes:
         process_set_id: its number, the same on every rank; 0 is all ranks, None means that it is not added.
-        ranks: of the world, in ascending order. Those of a communicator are numbered as `init()` has numbered them, and
-            there are none before it.
+        ranks: of the world, in ascending order. With a communicator, `init()` numbers its ranks; before `init()` the
+            list is empty.
         listed_ranks: these ranks as a text such as "0,2", made when the set is added, because operations need it often.
         mpi_comm: an `mpi4py` communicator of its own, on its ranks and under MPI only; otherwise None.
 
@@ -142,7 +142,7 @@ class ProcessSet:
 
 
 def number(process_set: ProcessSet) -> None:
-    """Find out the ranks of a set anew, because another `init()` may number those of a communicator otherwise."""
+    """Find out the ranks of a set again, because each `init()` may number the ranks of a communicator differently."""
     if process_set._group is not None:
         process_set._ranks = _ranks_of(process_set._group)
 

@@ -1,7 +1,7 @@
-"""Collectives with gradients, for a framework that records each call and lets a function say what its gradient is.
+"""Collectives with gradients, for a framework that records each call together with a function for its gradient.
 
-A gradient is that of the sum of the losses of all ranks, so where a collective sends values to other ranks, the
-backward pass brings their gradients back. The setting `collective_gradients` multiplies it.
+Gradients are gradients of the sum of the losses of all ranks, so where a collective sends values to other ranks, the
+backward pass brings their gradients back. The setting `collective_gradients` multiplies the gradient.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class RecordingAdapter(Adapter[T]):
 
         Args:
             name: of the collective.
-            inputs: what the caller gave.
-            results: what the engine gave, one for each input.
-            gradients: gives the gradients of the inputs from those of the results; None stands for zeros. Collective;
-                blocks.
+            inputs: the caller's tensors.
+            results: the engine's results, one for each input.
+            gradients: computes the gradients of the inputs from the gradients of the results; None stands for zeros.
+                Collective; blocks.
         """
 
     def start(

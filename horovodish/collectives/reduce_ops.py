@@ -23,7 +23,7 @@ class ReduceOp(enum.IntEnum):
         MIN: the smallest value. NaN on any rank gives NaN.
         MAX: the largest value. NaN on any rank gives NaN.
         PRODUCT: the product. Integers wrap around on overflow.
-        ADASUM: a sum in which what the ranks' values have in common counts once, for gradients of large batches:
+        ADASUM: a sum that counts the common part of the ranks' values once, for gradients of large batches:
             (1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b for two ranks, and so on for neighbours up a binary tree, for
             each array by itself. Any number of ranks; floating-point numbers and allreduce only. Maleki et al.,
             "Scaling Distributed Training with Adaptive Summation", 2020, arXiv:2006.02924.

@@ -18,7 +18,7 @@ Key = tuple[_native.Engine, int, Operation, int, tuple[int, ...]]
 The engine: another thread may call `shutdown()` and `init()` before a call is kept.
 """
 _MOST = 1024
-"""So many calls are kept. A script may give each call a name of its own."""
+"""How many calls are kept. There is a limit because a script may give each call its own name."""
 _NUMBERS = {int, float}
 _OPS = {ReduceOp, type(None)}
 

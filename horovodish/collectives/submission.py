@@ -448,7 +448,7 @@ def _check_name(name: object) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"name={name!r} cannot be sent to other ranks; leave out what is no UTF-8") from None
+        raise ValueError(f"name={name!r} cannot be sent to other ranks: it is not valid UTF-8") from None
 
 
 def _check_factor(value: object, what: str) -> None:

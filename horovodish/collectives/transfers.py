@@ -67,12 +67,12 @@ def receive(
     process_set: ProcessSet = global_process_set,
     waits: bool = False,
 ) -> Handle[int]:
-    """Receive into a tensor what one other rank sends. Only this rank and the sender call. Does not block.
+    """Receive a tensor from one other rank, into a tensor. Only this rank and the sender call. Does not block.
 
     Args:
         adapter: knows the memory of the tensor.
-        tensor: in host memory, with the dtype and the number of elements of what is sent. It is written to until the
-            handle is settled.
+        tensor: in host memory, with the dtype and the number of elements of the sender's tensor. It is written to until
+            the handle is settled.
         rank: the sender, a rank of the world and of `process_set`; `ANY_RANK` for whoever sends first.
         tag, name, process_set, waits: as for `send`.
 

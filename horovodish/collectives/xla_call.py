@@ -18,7 +18,7 @@ def start_attributes(
 
     Args:
         operation: with its name and the names of its members.
-        horovods_gradients: what a gradient was computed for, see `derivatives`; None of what is none.
+        horovods_gradients: for a gradient, what it was computed for, see `derivatives`; None for other operations.
         follows: how many operands of the call, behind the members, only have to be computed before it.
 
     Raises:

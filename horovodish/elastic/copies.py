@@ -46,7 +46,7 @@ class Copies:
 
     @property
     def newest(self) -> Position | None:
-        """The newest commit of which there is a whole copy; None without any."""
+        """The newest commit that has a complete copy; None if no commit has one."""
         return max((memory.newest for memory in self._memories if memory.newest), default=None)
 
     def has(self, position: Position) -> bool:

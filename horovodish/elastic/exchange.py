@@ -20,7 +20,7 @@ from horovodish.runtime import basics
 __all__ = ["Outcome", "exchange"]
 
 MOST_EXCHANGES = 1 << 20
-"""Fewer than so many are in a world."""
+"""A world has fewer exchanges than this."""
 CHUNK_BYTES = 64 << 20
 """What travels at once, so that a rank that has the copy already needs little memory for taking part."""
 
@@ -153,8 +153,8 @@ def _agree(state: _State, offers: list[_Offer], world: tuple[int, int]) -> tuple
     newest = max((offer.position for offer in offers if offer.position), default=None)
     have_it = [offer for offer in offers if newest and offer.position == newest]
     digests = {offer.digest for offer in have_it}
-    # Later than all of earlier worlds, so that a commit of which only lost ranks know never counts as newer. A lost
-    # rank may have come further in an exchange than the others, and its host keeps what it has written.
+    # Later than all exchanges of earlier worlds, so that a commit known only to lost ranks never counts as newer. A
+    # lost rank may have come further in an exchange than the others, and its host keeps the copy that the rank wrote.
     earlier = newest[1] if newest and newest[0] == start else 0
     new = (start, max(earlier, worlds * MOST_EXCHANGES) + 1, newest[2] if newest else 0)
     if len(have_it) == len(offers) and len(digests) == 1 and all(digests):
@@ -186,7 +186,7 @@ def _distribute(state: _State, offers: list[_Offer], root: int, position: Positi
     if rank == root:
         lengths[:] = copies.memory_of(position).lengths(position)
     index_bytes, buffer_bytes = broadcast(lengths, root, "elastic.lengths").tolist()
-    # Each host may have a copy of its own. They are the same unless ranks differ in what is not reduced.
+    # Each host may have its own copy. The copies are equal unless ranks differ in values that they do not reduce.
     are_apart = len({offer.place for offer in offers}) > 1
     digest = copies.digest(position) if are_apart or not copies.has(position) else b"the same"
     digests: list[bytes] = allgather_object(digest, "elastic.digests")

@@ -46,10 +46,10 @@ class _Loop:
     """The blocks of this process.
 
     Attributes:
-        states: that of the last block, and the one before it, in which other ranks may still be.
-        have_begun_again: whether the ranks are others than at the beginning of the job.
+        states: the state of the last block, and the state of the block before it: other ranks may still be there.
+        have_begun_again: whether the ranks have changed since the beginning of the job.
         commits: how many this rank had made when the ranks last began again without a cause; None if they never did.
-        deferred: a problem at the end of a block, of which the next block recovers.
+        deferred: a problem at the end of a block. The next block recovers from it.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _Loop:
             part(OfAll).in_block = None
 
     def recover(self, problem: BaseException) -> None:
-        """After a problem: begin again with the ranks that are left, from the commit of which all of them agree.
+        """After a problem, begin again with the remaining ranks, from the commit that they agree on.
 
         Raises:
             BaseException: `problem`, unless it comes of other ranks, or when the ranks have begun again because of the

@@ -136,7 +136,7 @@ class Memory:
 
     @property
     def newest(self) -> Position | None:
-        """The newest commit of which there is a whole copy; None without any."""
+        """The newest commit that has a complete copy; None if no commit has one."""
         return max((found for found in map(self._position, (0, 1)) if found), default=None)
 
     def has(self, position: Position) -> bool:
@@ -151,7 +151,7 @@ class Memory:
 
     @contextlib.contextmanager
     def claimed(self, *, waits: bool) -> Iterator[bool]:
-        """A block in which no other rank of this host writes; gives False if another one writes now.
+        """A context that keeps other ranks of this host from writing; gives False if another one writes now.
 
         Args:
             waits: wait for the other one instead.

@@ -1,4 +1,4 @@
-"""Copies of a state of which each rank has a part: all ranks make them together."""
+"""Copies of a state that the ranks share, each with its part: all ranks make the copies together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def copy_together(state: _State, position: Position, schedule: Schedule) -> Sche
     One rank of each host gets the parts of all ranks, one tensor after the other, and writes.
 
     Args:
-        state: of which each rank has a part.
+        state: the state; each rank has a part of it.
         position: of the commit.
         schedule: the same on all ranks.
 

@@ -1,7 +1,7 @@
-"""What of a state is kept, as bytes: copied at once, or held until a copy is needed.
+"""Snapshots of a state, as bytes: copied at once, or held until a copy is needed.
 
-Objects that stay the same when a state goes back, such as models and optimizers, give what is kept of them and take it
-back, wherever in the state they are. Everything else is pickled.
+Some objects of a state, such as models and optimizers, stay the same objects when the state goes back. A snapshot saves
+their content and loads it into them, wherever in the state they are. Everything else is pickled.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Keeper(Protocol):
         """How to pickle a tensor, as `__reduce__()` says it; `NotImplemented` for anything else."""
 
     def _reference_to(self, value: object) -> Reference | None:
-        """A tensor of which it can be told later whether it was written to; None for anything else."""
+        """A reference to a tensor whose later writes can be detected; None for anything else."""
 
     def _bytes_of(self, value: Any) -> np.ndarray:
         """The bytes of such a tensor, in one dimension."""
@@ -75,12 +75,12 @@ def pickled(keeper: Keeper, live: Mapping[str, object]) -> Snapshot:
 def given_back(
     keeper: Keeper, live: Mapping[str, object], data: bytes, buffers: Iterable[Any], values: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """The attributes that were pickled. Objects in them that stay the same are those of the live values.
+    """The attributes that were pickled. Objects that stay the same are taken from the live values.
 
     Args:
         keeper: the state.
         live: the attributes now.
-        data: what `pickled()` or a `Held` gave.
+        data: the result of `pickled()` or of a `Held`.
         buffers: likewise.
         values: tensors to which it refers.
 
@@ -133,7 +133,7 @@ class Held:
         return given_back(self._keeper, live, self._data, (), self._values)
 
     def copied(self) -> Snapshot:
-        """The bytes with those of all tensors, as `Memory.write()` takes them."""
+        """The bytes, including the bytes of all tensors, as `Memory.write()` takes them."""
         return pickled(self._keeper, _all_loaded(self._data, (), self._values, _Kept))
 
     def digest(self) -> bytes:
@@ -209,7 +209,7 @@ def _dumped(
 class _Pickler(pickle.Pickler):
     """Leaves the bytes of arrays where they are, and refers to tensors where it is given a list of references.
 
-    What is kept of an object is pickled by itself, because there may be objects in it that do not count.
+    The saved content of an object is pickled separately, because it may contain objects that do not count.
     """
 
     def __init__(
@@ -240,7 +240,7 @@ class _Pickler(pickle.Pickler):
 
 
 def objects_in(keeper: Keeper, live: Mapping[str, object]) -> list[Any]:
-    """The objects in attributes that stay the same, in the order in which `_Pickler` meets them."""
+    """The objects in attributes that stay the same, in the order that `_Pickler` visits them."""
     finder = _Finder(keeper)
     for value in live.values():
         with contextlib.suppress(Exception):  # a value that cannot be pickled is not the one that was kept

@@ -1,6 +1,6 @@
-"""What a training run needs to go on. What a recovery continues from:
+"""The state of a training run. The rules for the commit that a recovery continues from:
 
-1. After a recovery all ranks have the same bits: those of one commit that the script made on one rank.
+1. After a recovery all ranks have the same bits: the bits of one commit that the script made on one rank.
 2. It is the newest commit that is left: copied into memory of a host, or held by a rank that has written to no tensor
    of the state since. Copies are made as often as 1 % of the time allows.
 3. Everything that the script did after that commit is undone in the state, on every rank, and is done again.
@@ -31,7 +31,7 @@ __all__ = ["ObjectState", "State"]
 UNSYNCED: Position = (-1, 0, 0)
 """Of a state before its first sync: no other process takes it."""
 WARN_AFTER_SKIPPED = 1000
-"""So many commits in a row within windows of accumulation, or rounds of `sync=`, are a mistake of the script."""
+"""Warn after this many commits in a row within accumulation windows or rounds of `sync=`: a mistake of the script."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class State:
 
     def __init__(self, **attributes: Any) -> None:
         self._reset_callbacks: list[Callable[[], object]] = []
-        self._number = part(OfAll).made  # by which other processes know it
+        self._number = part(OfAll).made  # identifies the state to other processes
         part(OfAll).made += 1
         self._copies = Copies(None, self._number)  # until the first sync other processes must not take them
         self._position: Position = UNSYNCED  # of the last commit
@@ -82,7 +82,7 @@ class State:
             setattr(self, name, value)
 
     def commit(self) -> None:
-        """Mark a moment to which a recovery may go back, then `check_host_updates()`. Not collective: nothing is sent.
+        """Mark a moment that a recovery may go back to, then `check_host_updates()`. Not collective: nothing is sent.
 
         Call it on all ranks, where everything that the state counts has had its effect, such as after each step. Most
         commits copy nothing. Within a window of gradient accumulation, or a round of `sync=`, a call does nothing,
@@ -170,8 +170,8 @@ class State:
         """Have functions called whenever the ranks have changed, such as one that adapts the learning rate.
 
         Args:
-            callbacks: called without arguments, in this order, when `size()` and `rank()` are those of the new ranks
-                and the state is that of the commit from which they continue.
+            callbacks: called without arguments, in this order, after `size()` and `rank()` have their new values and
+                the state has gone back to the commit that the ranks continue from.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -194,7 +194,7 @@ class State:
         return NotImplemented
 
     def _reference_to(self, value: object) -> snapshots.Reference | None:
-        """A tensor of which it can be told later whether it was written to; None for anything else."""
+        """A reference to a tensor whose later writes can be detected; None for anything else."""
         return None
 
     def _bytes_of(self, value: Any) -> np.ndarray:
@@ -213,7 +213,7 @@ class State:
         basics.check_settled()
 
     def _committed(self) -> None:
-        """Note what is this rank's own at a commit."""
+        """Note the values that belong to this rank alone, at a commit."""
 
     def _let_go(self) -> None:
         """The ranks have begun again, perhaps after the middle of a step: let go of what was under way."""
@@ -227,14 +227,14 @@ class State:
         return False
 
     def _has_lost_parts(self) -> bool:
-        """Whether ranks that are gone had parts of the state, of which there is no copy yet."""
+        """Whether lost ranks had parts of the state that are not copied yet."""
         return False
 
     def _gather_parts(self, roots: Sequence[int]) -> None:
         """Give these ranks the parts of all, until the next call. Collective; blocks."""
 
     def _still_held(self, held: list[snapshots.Held]) -> list[snapshots.Held]:
-        """Those of the commits before that are worth holding beside a new one."""
+        """The earlier commits that are worth holding beside a new one."""
         return []
 
     def _claims(self) -> dict[str, Any]:
@@ -340,7 +340,7 @@ class State:
         self._hold(held.position)
 
     def _load(self, position: Position) -> None:
-        """Go back to a commit of which there is a copy."""
+        """Go back to a commit that has a copy."""
         self._become(snapshots.given_back(self, self._live, *self._copies.load(position)))
         self._held = []
 

@@ -29,12 +29,12 @@ CHOICES: Mapping[str, Sequence[float]] = {
     "chunk_kb": (64, 128, 256, 512, 1024),
     "ring_segment_kb": (30, 60, 128, 256, 512, 1024, 2048),
 }
-"""What is tried of each setting, besides where the search starts."""
+"""The values to try for each setting, besides the value where the search starts."""
 
 WORTH = 0.02
 """A tuning is better when it moves this much more: less is noise."""
 _FINAL_SAMPLES = 3  # of each tuning; the median leaves out one disturbed sample
-# The first step with new buckets negotiates them in full, and the one after it watches in which order they fill.
+# The first step with new buckets negotiates them in full, and the next step observes the order that they fill in.
 _UNUSUAL_STEPS = 3
 _begun_logs: set[Path] = set()
 _tuners: dict[tuple[str, int], Tuner] = {}

@@ -1,8 +1,8 @@
 """Steps that go on when some of the ranks have a gradient: m-of-n. Each rank's thread adds up what there is.
 
 The main thread of a rank gives its gradient, and takes the averages of all steps that it has not applied yet. Its
-thread tells the first rank that there is a gradient. That rank decides when a step goes on, and tells all threads. They
-add up the gradients that have come since the last step, by a plain allreduce. So a gradient that comes late is a part
+thread tells the first rank that there is a gradient. The first rank decides when a step goes on, and tells all threads.
+The threads add up the gradients that have come since the last step, by a plain allreduce. So a late gradient is a part
 of the next step, and each gradient counts once. The average is over the gradients that came.
 
 Sources: Chen et al., "Revisiting distributed synchronous SGD", 2016, which drops what is late; Ho et al., "More
@@ -48,9 +48,9 @@ _LOOK_SECONDS = 0.0005
 _SLICE_SECONDS = 0.1
 _STOP_SECONDS = 5.0
 _WORD_SECONDS = 1.0
-"""How often the other threads hear from the first rank, so that their wait is not taken for a stall."""
+"""How often the first rank sends to the other threads, so that their wait does not count as a stall."""
 NEXT_STEP = ": the next step"
-"""Of the name of the operation by which the first rank tells that a step goes on. The others wait in it meanwhile."""
+"""Ends the name of the operation that the first rank uses to announce a step. The other ranks wait in it meanwhile."""
 _END, _GO, _WAIT, _MEET = range(4)
 _ENDED, _AWAY = -1, -2
 """In place of a step: the rank takes no more steps, or none until all ranks have said so."""
@@ -76,7 +76,7 @@ class Optimizer(Protocol):
     """What makes the steps of one optimizer when the first one is taken."""
 
     def take_name(self) -> None:
-        """Count the optimizer among those of its process set, if it is not counted on this engine yet."""
+        """Number the optimizer within its process set, if it has no number on this engine yet."""
 
     def begin(self) -> None:
         """Make the steps, if there are none on this engine yet. Does not block."""
@@ -89,7 +89,7 @@ class _Told(NamedTuple):
         given: how many gradients it has given so far.
         step: the step that the last one is for, or `_ENDED`, or `_AWAY`.
         checksum: of the parameters before that step, if the ranks compare them there; 0: they do not.
-        options: as those of `Average`.
+        options: as the options of `Average`.
     """
 
     given: int
@@ -137,10 +137,10 @@ class LateSteps:
         self._tag = 1 << 31 | zlib.crc32(name.encode()) >> 1  # apart from other optimizers, and from tags of scripts
         self._changed = threading.Condition()
         self._pending = [np.zeros_like(each) for each in like]
-        self._given = 0  # gradients of this rank, of which the next reduction takes what it has not taken
+        self._given = 0  # gradients of this rank; the next reduction takes the ones that it has not taken yet
         self._averages: deque[Average] = deque()
         self._problem: BaseException | None = None
-        self._difference = ""  # of the ranks' parameters, of which the main thread of the first rank is to warn
+        self._difference = ""  # between the ranks' parameters; the main thread of the first rank warns of it
         self._done = done
         self._told = {place: _Told(0, done, 0, np.zeros(options)) for place in range(len(self._ranks))}
         self._taken = np.zeros(len(self._ranks))  # how many gradients of each rank were reduced
@@ -482,12 +482,12 @@ def missed_steps(process_set: ProcessSet) -> dict[int, int]:
 
 
 def follow(optimizer: Optimizer) -> None:
-    """From now on, `join()` begins its steps, so that a rank without any step takes part in those of the others."""
+    """From now on, `join()` begins its steps, so that a rank without any step takes part in the others' steps."""
     part(_Running).optimizers[next(part(_Running).numbers)] = optimizer
 
 
 def take_names() -> None:
-    """Count all optimizers, in the order in which they were made: ranks may begin their steps in another one."""
+    """Number all optimizers in the order of their creation: ranks may begin their steps in a different order."""
     for optimizer in list(part(_Running).optimizers.values()):
         optimizer.take_name()
 

@@ -13,9 +13,9 @@ from horovodish.runtime import basics
 __all__ = ["Count", "LoneSteps", "calls_of"]
 
 STEPS_PER_COLLECTIVE = 10
-"""There is no warning if the steps had a collective for each so many of them."""
+"""There is no warning if the script makes at least one collective per this many steps."""
 EARLY_STEPS = 100
-"""After so many steps without any collective, the warning does not wait for the end."""
+"""After this many steps without any collective, the warning comes at once, not at the end."""
 _METRICS = 4
 """A program counts as reducing nothing if less than this part of the bytes of its parameters was reduced."""
 _ALLOWED = "If each rank is to train a model of its own, or the script averages them itself, all is well."

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["GradientOptions", "Groups", "check_trained", "checked_passes", "not_wrapped", "takes"]
 
 _SHIMS = {"torch": "torch", "keras": "keras", "tensorflow": "tensorflow", "optax": "jax", "mlx": "mlx"}
-"""The module of ours for what is of a package."""
+"""Our module for each package: the package of an optimizer, and the module that wraps it."""
 
 Groups = int | Sequence[Sequence[Any]] | None
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -129,7 +129,7 @@ class ModelOptions(ReductionOptions, total=False):
         ),
     ]
     sparse_as_dense: Annotated[
-        bool, Option(False, "make sparse gradients, such as those of embeddings, dense before they are reduced.")
+        bool, Option(False, "make sparse gradients, such as an embedding's, dense before they are reduced.")
     ]
 
 
@@ -159,8 +159,8 @@ class ShardOptions(TypedDict, total=False):
         ProcessSet | None,
         Option(
             None,
-            "the ranks that share the state with this one, such as those of its host; each such set has the whole. "
-            "Each rank passes its own set. The sets are of one size, and together all that reduce.",
+            "the ranks that share the state with this one, such as the ranks of its host. Each such set has the whole "
+            "state. Each rank passes its own set. All sets have one size, and together they are all ranks that reduce.",
             lambda shard_set: shard_set and _checked_process_set(shard_set),
         ),
     ]
@@ -204,7 +204,7 @@ class LateOptions(TypedDict, total=False):
         int | None,
         Option(
             None,
-            "a step goes on when so many ranks have a gradient for it. A gradient that comes later is a part of the "
+            "a step goes on when this many ranks have a gradient for it. A gradient that comes later is a part of the "
             "next step. None: all ranks.",
             lambda count: None if count is None else checked_count("wait_for", 1, count),
         ),
@@ -485,7 +485,7 @@ class GradientOptions:
             )
 
     def operation(self, name: str, member_names: Sequence[str] = ()) -> Operation:
-        """The reduction of some of the gradients, by the name of all of them and that of each."""
+        """The reduction of some of the gradients, given the name of the reduction and the name of each gradient."""
         return Operation(
             "allreduce",
             name,

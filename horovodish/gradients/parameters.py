@@ -70,17 +70,17 @@ def compare(
 ) -> None:
     """Compare the parameters if that is due at this reduction. Collective; does not block.
 
-    With the first one the ranks compare their models, if these are given. Where they differ, the reductions of the
-    ranks have names of their own, so that none would find its partners. Each rank refuses those of the others.
+    At the first reduction the ranks compare their models, if these are given. If the models differ, so do the
+    names of the ranks' reductions, and no reduction would find its partners. So each rank refuses the others'.
 
     Args:
         name: of the reduction, the same on every rank.
         process_set: the ranks that reduce.
         number: of the reduction, from 1, the same on every rank. A rank that had joined goes on from the others'.
         first: the reduction at which they compare first.
-        checksums: gives those of this rank's parameters. If it gives none, no rank warns.
+        checksums: returns the checksums of this rank's parameters. If it returns none, no rank warns.
         remedy: what to do if the parameters differ.
-        place: the line of the script that trains; None: the one that it is in.
+        place: the line of the script that trains; None: the line that the script is in now.
         model: what this rank trains. Every rank gives it or none does.
 
     Raises:

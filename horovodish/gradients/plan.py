@@ -72,20 +72,20 @@ class Payload(NamedTuple):
 def plan_buckets(
     payloads: Sequence[Payload], threshold_bytes: int, first_bytes: int = FIRST_BUCKET_BYTES
 ) -> list[list[int]]:
-    """Put tensors into buckets, each of which is negotiated and reduced as a unit. Pure; not collective.
+    """Put tensors into buckets. Each bucket is negotiated and reduced as a unit. Pure; not collective.
 
     A bucket holds tensors of one dtype, device and codec. It is filled in the order given, up to `threshold_bytes`; the
-    one that is opened first, up to `first_bytes` if that is less. A tensor of `threshold_bytes` or more travels alone,
-    and the tensors around it still share a bucket. With a threshold of 0 every tensor travels alone. The tensors
-    of a group that have one device and codec are a bucket of their own, whatever their sizes and dtypes.
+    first bucket up to `first_bytes` if that is less. A tensor of `threshold_bytes` or more travels alone, and the
+    tensors around it still share a bucket. With a threshold of 0 every tensor travels alone. The tensors of a group
+    that have one device and codec form their own bucket, whatever their sizes and dtypes.
 
     Args:
-        payloads: the tensors, in the order in which they are expected to be ready.
+        payloads: the tensors, in the order that they are expected to be ready.
         threshold_bytes: the most that several tensors may have together.
         first_bytes: the same for the first bucket.
 
     Returns:
-        The buckets, in the order in which they are complete: the indices of their tensors.
+        The buckets, in the order of their completion: the indices of their tensors.
 
     Example:
         >>> plan_buckets([Payload(size, "float32") for size in (4, 4, 4, 100, 4)], threshold_bytes=10, first_bytes=4)
@@ -113,7 +113,7 @@ def plan_buckets(
 
 
 def backward_buckets(payloads: dict[K, Payload], fusion_threshold_mb: float) -> list[list[K]]:
-    """The buckets of gradients that a backward pass computes, in the order in which they are complete.
+    """The buckets of gradients that a backward pass computes, in the order of their completion.
 
     Args:
         payloads: what travels instead of the gradients, by whatever they are known, in the order of the model. Backward
@@ -148,7 +148,7 @@ class GradientAdapter(ABC):
         return False
 
     def name_in_step(self, name: str) -> str:
-        """A name for what is reduced now, the same in every step."""
+        """A name for the next reduction, the same in every step."""
         return name
 
     def is_sparse(self, gradient: Any) -> bool:
@@ -199,7 +199,7 @@ class GradientAdapter(ABC):
         raise NotImplementedError
 
     def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
-        """Reduce buckets, all of which are under way together. Collective; blocks unless a program is traced.
+        """Reduce buckets, all at the same time. Collective; blocks unless a program is traced.
 
         Args:
             name: what the names of all buckets begin with.

@@ -102,7 +102,7 @@ class Algebra:
         self.framework = framework
 
     def total(self, gradient: Any, error: Any, columns: int) -> Any:
-        """A gradient and what is kept of those before it, as a matrix in float32."""
+        """The sum of a gradient and the error of the steps before, as a matrix in float32."""
         matrix = self.framework.asarray(gradient, dtype=self.framework.float32).reshape(-1, columns)
         return matrix if error is None else matrix + error
 
@@ -119,10 +119,10 @@ class Algebra:
 def approximated(
     algebra: Algebra, gradients: dict[str, Any], kept: dict[str, LowRank], reduce: Reduce
 ) -> tuple[dict[str, Any], dict[str, LowRank]]:
-    """Approximations of gradients of all ranks, and what to keep for the next step. Collective.
+    """Approximations of gradients of all ranks, and the errors to keep for the next step. Collective.
 
-    Every rank computes the same results from the same factors. Where a gradient is not finite on a rank, the result is
-    NaN everywhere, and what is kept stays as it is.
+    Every rank computes the same results from the same factors. If a gradient is not finite on a rank, the result is NaN
+    on all ranks, and the kept error does not change.
 
     Args:
         algebra: of the framework.

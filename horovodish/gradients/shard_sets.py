@@ -15,7 +15,7 @@ __all__ = ["SameParts", "problem_with"]
 
 
 def problem_with(told: Sequence[tuple[list[int], bool]], ranks: Sequence[int]) -> str | None:
-    """What is wrong with the sets that ranks have given as `shard_set`. Pure.
+    """The problem with the sets that ranks have given as `shard_set`; None if the sets are right. Pure.
 
     Args:
         told: by each rank: the ranks of its set, and whether that is in use.
@@ -25,7 +25,7 @@ def problem_with(told: Sequence[tuple[list[int], bool]], ranks: Sequence[int]) -
     first = sets[ranks[0]]
     for rank, (theirs, is_in_use) in zip(ranks, told, strict=True):
         if not is_in_use:
-            return f"that of rank {rank} is not in use. Remedy: add it with hvd.add_process_set() on every rank"
+            return f"the set of rank {rank} is not in use. Remedy: add it with hvd.add_process_set() on every rank"
         if rank not in theirs:
             return f"rank {rank} is not in its set of ranks {theirs}. Remedy: pass the set that contains the rank"
         if len(theirs) != len(first):

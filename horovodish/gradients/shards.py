@@ -1,7 +1,7 @@
 """Which elements of an optimizer's parameters each rank steps, where the ranks share the optimizer's state (ZeRO).
 
 The gradients of a bucket are reduce-scattered by elements, each rank steps its part, and the parts of the parameters
-are all-gathered. So the bytes that travel are those of an all-reduce.
+are all-gathered. So as many bytes travel as in an all-reduce.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", 2020.
 """

@@ -1,8 +1,9 @@
-"""When ranks meet that take steps of their own, and what their parameters are afterwards.
+"""Policies for ranks that take their own steps: when the ranks meet, and how they merge their parameters.
 
-In a round each rank steps with its own gradients, or with those of its host. A meeting ends the round: what each rank's
-parameters have changed since the round began is reduced, and `merge` makes the new parameters out of the start and the
-reduced change. A policy says when and how. It knows nothing of frameworks: its arithmetic is that of any arrays.
+In a round each rank steps with its own gradients, or with the gradients of its host. A meeting ends the round: the
+ranks reduce the changes of their parameters since the round began, and `merge` computes the new parameters from the
+start of the round and the reduced change. A policy says when and how. It is independent of frameworks and works on any
+arrays.
 
 Sources: Stich, "Local SGD converges fast and communicates little", 2019; Lin et al., "Don't use large mini-batches, use
 local SGD", 2020, for `after`; Douillard et al., "DiLoCo: Distributed low-communication training of language models",
@@ -33,13 +34,13 @@ class Sync:
 
     Args:
         every: the steps of a round. Each rank then has sent as many bytes as in one step of synchronous training.
-        after: so many steps at the beginning use the gradients of all ranks; the first round begins then.
+        after: how many steps at the beginning use the gradients of all ranks, before the first round begins.
         within: the ranks that use each other's gradients in every step: "host", or this rank's process set. None: each
             rank uses its own.
-        fragments: into how many parts the parameters are divided. Each part has meetings of its own, at other steps, so
+        fragments: into how many parts the parameters are divided. Each part has its own meetings, at other steps, so
             that fewer bytes travel at a time.
-        overlap: so many steps go on while a part is reduced. What they change is kept.
-        compression: what travels instead of a change; None: what the optimizer's `compression` says.
+        overlap: how many steps go on while a part is reduced. Their changes are kept.
+        compression: how changes are compressed; None: as the optimizer's `compression` says.
 
     Raises:
         ValueError: a number that is not whole or not in its range.
@@ -142,7 +143,7 @@ class Hierarchical(Sync):
 
 
 class OuterSGD:
-    """What DiLoCo does with the average change: a step of SGD with momentum, for which the change is the direction.
+    """The outer optimizer of DiLoCo: SGD with momentum, with the average change as its gradient.
 
     Args:
         lr: the factor of a step; 1 without momentum is an average of the parameters.

@@ -51,7 +51,7 @@ def launcher_environment(environ: Mapping[str, str] | None = None) -> LaunchedAs
     for launcher, rank, size in _LAUNCHERS:
         if rank in environ and size in environ:
             launched = LaunchedAs(launcher, int(environ[rank]), int(environ[size]))
-            # A Slurm step of one task is often an interactive shell (srun --pty), in which nobody has started a rank.
+            # A Slurm step of one task is often an interactive shell (srun --pty) and not a rank.
             return None if launched.launcher == SLURMS_LAUNCHER and launched.size == 1 else launched
     return None
 

@@ -38,7 +38,7 @@ reason: str | None = None
 """Why this process ends early, once it does: "raised ValueError: ..."."""
 
 exited = ""
-"""The call by which the script ends this process, once it does: "sys.exit(3) in a.py:19"."""
+"""The call that ends this process, set when the script makes it: "sys.exit(3) in a.py:19"."""
 exit_status = 0
 """The status."""
 
@@ -141,9 +141,9 @@ def unread(error: Exception, loss: str) -> bool:
 
 
 def _unwrapped(error: BaseException, quoted: Callable[[str], Exception | None]) -> Exception | None:
-    """The engine's error instead of the one in which a framework has wrapped it, which does not begin with the cause.
+    """The engine's error, unwrapped from a framework's error, because the framework's does not begin with the cause.
 
-    An error that the script has made of it with a `raise` stays as it is.
+    An error that the script itself has raised from the engine's error is returned unchanged.
     """
     at = _origin(error)
     if type(error).__module__ == errors.__name__ or (at is not None and _is_users(at.tb_frame) and _raises(at)):
@@ -280,8 +280,8 @@ def warn(message: str, place: Place | None = None) -> None:
     """Warn of a mistake in the user's script.
 
     Args:
-        message: what is wrong.
-        place: the line that the warning is about; None: the one that the script is in.
+        message: the mistake.
+        place: the line that the warning is about; None: the line that the script is in now.
     """
     place = place or place_in_script()
     if place is None:
@@ -291,7 +291,7 @@ def warn(message: str, place: Place | None = None) -> None:
 
 
 def says_so(value: BaseException, loss: str) -> bool:
-    """Whether an exception says that another rank was lost, for which JAX and TensorFlow have classes of their own.
+    """Whether an exception says that another rank was lost. JAX and TensorFlow raise their own classes for that.
 
     Args:
         value: the exception.

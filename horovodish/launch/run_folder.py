@@ -46,7 +46,7 @@ def reached(phase: str, *details: int) -> None:
     Args:
         phase: "init", "running", "training", "shutdown", "stopped", "regroup", "anew" or "exit";
             `horovodish.launcher.job.waiting` explains them.
-        details: with "training", the commit from which the rank continues, and how many steps are repeated; with
+        details: with "training", the commit that the rank continues from, and how many steps are repeated; with
             "exit", the status with which the script ends, 0 if that is not known.
     """
     global _process

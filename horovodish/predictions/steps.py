@@ -1,8 +1,9 @@
 """The time of a step, simulated: buckets go through the stages of the engine, one after the other.
 
-Hosts are alike, and ranks are. So one host stands for all: its memory, in which its ranks publish, combine and collect,
-and its link. A bucket enters when the ranks have agreed on it, in the order of the engine. Chunks are in the memory and
-on the link at the same time, also those of different buckets. The schedules and the tree are the engine's own.
+All hosts are alike, and all ranks are alike. So one host stands for all. It has a link, and a memory where its ranks
+publish, combine and collect. A bucket enters when the ranks have agreed on it, in the order of the engine. Chunks are
+in the memory and on the link at the same time, also chunks of different buckets. The schedules and the tree are the
+engine's own.
 
 NumPy takes all cases through a bucket at once: a page has thousands of cases, and a large model thousands of buckets.
 """
@@ -74,10 +75,10 @@ class Strategy:
 
     Attributes:
         name: in tables.
-        precision: of what travels.
-        traffic: how many times what an allreduce sends, while buckets become ready.
+        precision: of the values that travel.
+        traffic: the bytes sent while buckets become ready, as a multiple of an allreduce's bytes.
         after: likewise, at the end of a step, when nothing is left to hide it.
-        every: ranks meet in one of so many steps.
+        every: ranks meet once per this many steps.
         shards: of weights, gradients and states, which the ranks share.
     """
 
@@ -145,7 +146,7 @@ class Prediction:
 def predict(
     workload: Workload, cluster: Cluster, ranks: int, strategy: Strategy, *, strong: bool = False
 ) -> Prediction:
-    """What a step takes; the arguments are those of `Case`."""
+    """The time of a step; the arguments are the attributes of `Case`."""
     return predicted(workload, [Case(cluster, ranks, strategy, strong)])[0]
 
 
@@ -238,7 +239,7 @@ def _ends(buckets: Sequence[Bucket], routes: Sequence[_Route]) -> dict[_Route, f
 
 
 def _runs(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
-    """Neighbours of one length that are ready at even intervals, as those of a described model are."""
+    """Runs of adjacent buckets with one length that become ready at even intervals, as in a described model."""
     run: list[Bucket] = []
     interval = 0.0
     for bucket in buckets:

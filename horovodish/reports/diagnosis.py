@@ -1,4 +1,4 @@
-"""What a report begins with: sentences that a person can act on, each with the figure from which it follows."""
+"""The beginning of a report: sentences that a person can act on, each with the figure that supports it."""
 
 from __future__ import annotations
 

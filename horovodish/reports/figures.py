@@ -1,8 +1,8 @@
 """Where the time of a run went: figures from the records of its ranks.
 
 An operation *waits* from its submission on a rank until the last rank has submitted it, and *communicates* from then
-until it is settled. What a script pays for is the time in which it waits for the end of operations: for late ranks, or
-for communication, which is *exposed* then. Other communication is *hidden* behind the script's own work, which is
+until it is settled. An operation costs the script the time that the script waits for its end: for late ranks, or for
+communication, which is *exposed* then. Other communication is *hidden* behind the script's own work, which is
 everything else in a step.
 """
 
@@ -32,11 +32,11 @@ _Floats = NDArray[np.float64]
 
 @dataclass
 class TensorFigures:
-    """Of the operations of one name and kind, over all ranks. Times are seconds.
+    """Figures of the operations of one name and kind, over all ranks. Times are seconds.
 
     Attributes:
         count: how many the rank with most has done.
-        wait: from a rank's submission to that of the last rank, on average.
+        wait: from a rank's submission to the last rank's submission, on average.
         communication: from there to the end, on average.
         queue: of that, until the ranks have agreed that the operation can start.
         late: by rank, how long the first rank has waited for it in all.
@@ -68,7 +68,7 @@ class Figures:
         begins: when each rank began each step; nanoseconds, by rank and step. Likewise, in seconds:
         durations, late, exposed, hidden: how long the step was; of it, how long the script waited for late ranks, and
             for communication; and how long communication went on while it did not wait.
-        tensors: those of most communication first.
+        tensors: sorted by communication, longest first.
         operations, bytes: how many operations of how many bytes the rank submitted in the step.
         lags: by late rank and step, how long the script of another rank waited for it, at most.
         caused: by waiting rank and late rank, how many seconds the one's script waited for the other in steady steps.
@@ -234,7 +234,7 @@ def _whole_steps(records: RankRecords) -> _Ints:
 
 
 class _Names:
-    """Numbers the tracks of all ranks alike: a rank numbers its own in the order in which it sees them."""
+    """Numbers the tracks of all ranks alike: a rank numbers its own tracks in the order that it sees them."""
 
     def __init__(self, records: Sequence[RankRecords]) -> None:
         self.numbers: dict[tuple[str, str], int] = {}
@@ -253,7 +253,7 @@ class _Names:
 
 @dataclass
 class _Places:
-    """What names each operation on every rank: its tensor, its step, and its number among those of tensor and step.
+    """Identifies each operation on every rank: by its tensor, its step, and its number within tensor and step.
 
     Steps have the same numbers on all ranks, also where one has begun to record later or has dropped records. `order`
     sorts by these three.
@@ -366,7 +366,7 @@ def _over_ranks(
 
 
 class Spans:
-    """A union of spans of time, of which one can ask how much lies before a moment."""
+    """A union of spans of time. It can tell how much of them lies before a moment."""
 
     def __init__(self, begins: _Ints, ends: _Ints) -> None:
         order = np.argsort(begins, kind="stable")
@@ -404,7 +404,7 @@ def _steps_of(
     hidden_from = in_steps(waits.begins, communication.within(waits.begins, waits.ends)) / 1e9
     lengths = np.array([records.tracks[number].bytes or 0 for number in sorted(records.tracks)], np.float64)
     place = np.searchsorted(np.array(sorted(records.tracks)), records.track)
-    # Operations overlap, so that each late rank gets its share of the time in which the script waited for any.
+    # Operations overlap, so each late rank gets its share of the time that the script waited for any rank.
     waited = waits.within(records.submitted, last)
     step = np.searchsorted(begins, records.submitted, side="right") - 1
     inside = np.flatnonzero((step >= 0) & (records.submitted < ends[step])) if numbers.size else np.zeros(0, np.int64)

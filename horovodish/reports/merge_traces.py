@@ -1,4 +1,4 @@
-"""One trace of those of several ranks: `horovodish merge-traces`."""
+"""Merges the traces of several ranks into one: `horovodish merge-traces`."""
 
 import contextlib
 import itertools
@@ -11,13 +11,13 @@ from pathlib import Path
 __all__ = ["SUFFIX", "events_beside", "merge", "merged"]
 
 SUFFIX = ".records"
-"""Of the names of files in which `start_timeline` writes records for `horovodish report`."""
+"""Suffix of the files where `start_timeline` writes records for `horovodish report`."""
 
 _BEGINNING = '[\n{"ph":"M","pid":'
 
 
 def events_beside(page: str) -> Path:
-    """The file with the events of an elastic job, beside a page or the records of which it is made."""
+    """The file with the events of an elastic job, beside a page or the records that the page is made from."""
     return Path(page).with_suffix(".events.jsonl")
 
 
@@ -38,7 +38,7 @@ def merged(traces: Iterable[Iterable[str]]) -> Iterator[str]:
     yield "[\n"
     for trace in traces:
         for line in trace:
-            if line.endswith("}\n"):  # what is cut off may end in a bracket, too
+            if line.endswith("}\n"):  # a truncated line may end in a bracket, too
                 yield comma + line.lstrip(",")
                 comma = ","
     yield "]\n"

@@ -35,11 +35,11 @@ def run(
     Args:
         models: pages of `horovodish report`, or files such as MODEL.yaml.
         cluster: CLUSTER.yaml; None: the cluster of `Cluster()`.
-        most: of ranks.
+        most: the largest number of ranks.
         strong: all ranks together have as large a batch as before.
-        ranks_per_host: in place of that of the cluster.
-        steps: of the training, with as many ranks as the run had; in place of those of the description.
-        output: where the page goes; None: there is none.
+        ranks_per_host: overrides the number in CLUSTER.yaml.
+        steps: of the training, with as many ranks as the run had; overrides the number in the description.
+        output: where the page goes; None: no page.
     """
     if output and Path(output).resolve() in {Path(given).resolve() for given in (*models, *filter(None, [cluster]))}:
         return _failed(f"{output} is what to predict from: give the page of the prediction another name")
@@ -79,7 +79,7 @@ def numbers_of_ranks(most: int) -> list[int]:
 
 
 def about(model: str, workload: Workload) -> str:
-    """What is known of a step."""
+    """A description of a step."""
     return (
         f"{model}: a step with {text_of_seconds(workload.work)} of own work and {text_of_bytes(workload.bytes)} of "
         f"gradients in {len(workload.buckets)} buckets"
@@ -143,4 +143,4 @@ def _advice(table: dict[str, list[Prediction]], numbers: Sequence[int], cluster:
         yield f"An allreduce keeps {WORTH_IT:.0%} efficiency up to {numbers[-1]} ranks."
     if cluster.rank_memory and table["allreduce"][index].memory > cluster.rank_memory:
         fits = next((name for name in table if table[name][index].memory <= cluster.rank_memory), "no strategy")
-        yield f"A rank has {text_of_bytes(cluster.rank_memory)}, in which {fits} fits."
+        yield f"A rank has {text_of_bytes(cluster.rank_memory)} of memory: {fits} fits."

@@ -35,7 +35,7 @@ def prediction_page(
 
     Args:
         workloads: by name of the model.
-        about: what is assumed.
+        about: the assumptions.
         cluster: the machines.
         numbers: of ranks.
         strong: which scaling the page shows first.
@@ -98,7 +98,7 @@ def _as_table(name: str) -> str:
 
 
 def _computed(workload: Workload, links: Sequence[Cluster], numbers: Sequence[int]) -> dict[str, Any]:
-    """Lists by number of ranks. Those of `exposed` are in lists by scaling, link, strategy and precision."""
+    """Lists by number of ranks. The lists of `exposed` are nested by scaling, link, strategy and precision."""
 
     def cases(strategy: Strategy, precision: Precision, link: Cluster, strong: bool) -> list[Case]:
         return [Case(link, ranks, replace(strategy, precision=precision), strong) for ranks in numbers]

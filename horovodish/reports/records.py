@@ -197,7 +197,7 @@ class _Operations:
         self.phases = np.zeros((0, 16))  # seconds by track and phase
 
     def take(self, records: NDArray[Any]) -> NDArray[Any]:
-        """Returns those of waits."""
+        """Returns the records of waits."""
         what, track = (records["bits"] & 15).astype(np.uint8), (records["bits"] >> np.uint32(8)).astype(np.int64)
         kept = (track > WAITS_TRACK) & (track < _MOST_TRACKS) & (what > 0)
         waits: NDArray[Any] = records[track == WAITS_TRACK]

@@ -56,7 +56,7 @@ class StragglerReport:
 
     @property
     def slowest(self) -> RankLateness:
-        """The rank for which the others have waited longest in all."""
+        """The rank that the others have waited for longest in all."""
         return max(self.ranks, key=lambda one: one.total_seconds)
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class StragglerReport:
             missed = f"{one.missed_steps:>14}" if are_missed else ""
             lines.append(f"{one.rank:>6}{one.times_last:>8}{share:>5}{waits}{missed}")
         if len(worst_first) > _SHOWN_RANKS:
-            lines.append(f"  and {len(worst_first) - _SHOWN_RANKS} more ranks, for which the others waited less")
+            lines.append(f"  and {len(worst_first) - _SHOWN_RANKS} more ranks; the others waited less for them")
         return "\n".join(lines)
 
 
@@ -86,9 +86,9 @@ def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerR
     A collective starts when its last rank has submitted it. Rank by rank, the report counts how often that was this
     rank, and how long the first rank had waited by then. A rank that is slow in most steps, or as slow as all but far
     behind now and then, stands out in the total. The count alone says little: the rank that comes out of one collective
-    last enters the next one last, by microseconds. All collectives count, barriers and those of this function in
-    earlier reports among them. The times travel with the messages by which ranks agree on the next collective, so that
-    no more messages are sent while a job trains; only this call is a collective.
+    last enters the next one last, by microseconds. All collectives count, also barriers and the collectives of earlier
+    calls of this function. The times travel with the messages that ranks send to agree on the next collective, so a
+    training job sends no extra messages; only this call is a collective.
 
     Between hosts the times are as good as the hosts' clocks agree (NTP, PTP); within a host they are right to 0.1 ms.
 

@@ -26,8 +26,8 @@ __all__ = ["mark", "start_timeline", "stop_timeline"]
 _CLOCK_READINGS = 9
 
 _origin_ns = 0  # on this host's monotonic clock: when rank 0 had called init()
-_path: Path | None = None  # of what is being recorded
-_starts: dict[str, int] = {}  # how often ranks have begun what HOROVODISH_TIMELINE_FILENAME says
+_path: Path | None = None  # of the timeline that is being recorded
+_starts: dict[str, int] = {}  # how often ranks have begun each timeline that HOROVODISH_TIMELINE_FILENAME names
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:

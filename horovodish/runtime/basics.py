@@ -170,9 +170,9 @@ def follow(
     """Tell a module that builds on this one when the engine starts and stops.
 
     Args:
-        check: called before each start, with the `process_sets` of `init`; raises what is wrong with them.
-        started: called after each start, with the same. What it raises ends the engine. It waits for other ranks by
-            means of the engine only, since one of them may have raised.
+        check: called before each start, with the `process_sets` of `init`; raises if they are wrong.
+        started: called after each start, with the same. An exception that it raises ends the engine. It waits for other
+            ranks by means of the engine only, since one of them may have raised.
         finish: called before the engine stops, unless the script has failed. It waits for the programs of a framework
             that runs ahead of the script, and returns the errors of those whose results the script still holds.
         stopped: called when the engine has stopped, also where `started` was not reached.
@@ -220,7 +220,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """The number of this rank among those of its host, from 0."""
+    """The number of this rank among the ranks of its host, from 0."""
     return _topology().local_rank
 
 
@@ -246,7 +246,7 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether threads may call MPI. `init()` refuses an MPI in which they may not.
+    """Whether threads may call MPI. `init()` refuses an MPI that does not allow it.
 
     Raises:
         NotInitializedError: before `init()`.
@@ -280,7 +280,7 @@ def _before_what() -> str:
     """Such as "before DistributedOptimizer()": the function of ours that the script has called."""
     frame: FrameType | None = sys._getframe(1)
     called = ""
-    ours = ("horovodish", "contextlib")  # which calls what is ours where a `with` begins
+    ours = ("horovodish", "contextlib")  # contextlib calls our code where a `with` begins
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         name = frame.f_code.co_name
         called = called if name.startswith(("_", "<")) or name == "by_names" else name
@@ -295,7 +295,7 @@ def _topology() -> Topology:
 def loss() -> str:
     """The message about a lost rank, from the engine or else from the launcher; empty if none was lost.
 
-    Errors quote the message of the engine. They do not quote that of the launcher.
+    Errors quote the engine's message, not the launcher's.
     """
     life = part(_Life)
     return (life.running.engine.loss() if life.running else life.last_loss) or life.cut_off_because

@@ -26,9 +26,9 @@ class Running:
 
     Attributes:
         topology: as the user sees it.
-        engine_topology: as the engine sees it, which may be told that every rank is a host of its own.
+        engine_topology: as the engine sees it: a setting can make every rank its own host.
         communicator: of all ranks, not used by the engine; None in a world of one rank without a launcher.
-        settings: those of `init()`: all ranks have the same ones, except for those that may differ by rank.
+        settings: of `init()`, the same on all ranks, except for settings that may differ by rank.
         begun_ns: rank 0's time of day when it had called `init()`, the same number on every rank.
         some_timeline: whether the settings of any rank name a file for a timeline.
     """

@@ -39,7 +39,7 @@ def open_for(engine: _native.Engine) -> None:
 
 @functools.cache
 def _stacks() -> int:
-    """A file to which `_STACK_SIGNAL` makes this process write its Python stacks. -1: the script uses that signal."""
+    """The file where this process writes its Python stacks upon `_STACK_SIGNAL`. -1: the script uses that signal."""
     if signal.getsignal(_STACK_SIGNAL) is not signal.SIG_DFL:
         return -1
     file = os.memfd_create("horovodish-stacks")

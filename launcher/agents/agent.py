@@ -9,7 +9,7 @@ words:
                       ended RUN STATUS  a command has ended with this exit status
                       leaving REASON   this agent ends
     to the agent      run RUN GPUS COMMAND
-                                       start this command of a shell, which sees these GPUs; "-": those of this process
+                                       start this command of a shell, which sees these GPUs; "-": this process's GPUs
                       end RUN          end it
                       leave            end this agent
 
@@ -180,7 +180,7 @@ class Agent:
                 self._link.send(f"ended {run} {code if code >= 0 else 128 - code}")
 
     def _take_rest(self, pipe: int) -> None:
-        """Passes on what is left of a command's output: a daemon that it has started may keep the pipe open."""
+        """Passes on the rest of a command's output: a daemon that the command has started may keep the pipe open."""
         try:
             while pipe in self._pipes:
                 self._pass_on(pipe)

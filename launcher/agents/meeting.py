@@ -40,7 +40,7 @@ SUFFIX = "-agent"
 MAINTAIN_SECONDS = 0.5
 SOURCE = "the agents"
 LOST = "the agent on "
-"""Begins what is said of an agent that has gone."""
+"""Begins the message about an agent that has gone."""
 
 
 @dataclass(frozen=True)
@@ -142,15 +142,15 @@ class Meeting:
         *,
         is_elastic: bool = False,
     ) -> None:
-        """Waits for so many agents.
+        """Waits for `count` agents.
 
         Args:
             count: how many.
             until: when to give up, by `time.monotonic()`.
-            progress: gets a line about what is waited for, at every turn.
-            stops: returns why there is no use in waiting; nothing as long as there is.
-            is_elastic: whether agents that join later are used, too. Otherwise they idle, and their loss is none. Nor
-                is that of agents in whose place others have joined.
+            progress: gets a line that says what it waits for, at every turn.
+            stops: returns the reason to stop waiting; empty as long as there is none.
+            is_elastic: whether agents that join later are used, too. Otherwise they idle, and losing one is no loss.
+                Losing an agent that another one has replaced is no loss either.
 
         Raises:
             LaunchError: they have not all joined.

@@ -50,7 +50,7 @@ class Discovery:
         self._thread.start()
 
     def has_looked(self, within: float) -> bool:
-        """Whether it has looked once. Waits for that for at most so many seconds."""
+        """Whether it has looked once. Waits for that, `within` seconds at most."""
         return self._looked.wait(within)
 
     def found(self) -> Allocation | None:

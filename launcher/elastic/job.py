@@ -47,14 +47,14 @@ class _Start:
     Attributes:
         job: the start.
         members: its ranks.
-        exit: ends what is left of it.
+        exit: ends whatever of it still runs.
         began: when.
         losses: how many of its losses were noted.
         told: how many of its events were told.
         leaving: the ranks that were told to leave at their next commit.
         is_called: whether its ranks were told to make room.
         problem: why it could not come up as the next one; empty if it was not wanted any more.
-        end: closes what is left of it, in a thread, because mpirun and a reader of the output may take their time.
+        end: a thread that closes the rest of it, because mpirun and a reader of the output may take their time.
     """
 
     job: Job
@@ -69,7 +69,7 @@ class _Start:
     end: threading.Thread | None = None
 
     def host_of(self, rank: int) -> str:
-        """The name by which the rank's host was named."""
+        """The name of the rank's host, as the user has written it."""
         return next(each.host for each in self.job.options.host_ranks if rank in each.ranks)
 
     def keep_state_for(self, other: "_Start") -> None:
@@ -160,7 +160,7 @@ class ElasticJob:
         """Whether new ranks shall go on where these end, because of what others did to them."""
         members, job = current.members, current.job
         is_later = members.worlds > 0 or self._starts > 1
-        # Of ranks that were told to end, the scripts may have more to do than those of the ranks that have finished.
+        # The scripts of ranks that were told to end may have more to do than the scripts of ranks that have finished.
         is_done = members.finished and not members.saved
         if is_done or members.none_shall_go_on or job.stopped_by or job.standstill or (job.refusal and not is_later):
             return False
@@ -343,7 +343,7 @@ class ElasticJob:
             current.is_called = False
 
     def _look_after_failed(self, current: _Start | None, seconds: float = 0.0) -> None:
-        """Serves a start that is about to end for at most so many seconds."""
+        """Serves a start that is about to end, `seconds` at most."""
         if (start := self._failed) is None:
             return
         if start.end:

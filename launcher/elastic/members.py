@@ -52,8 +52,9 @@ class Members:
         has_run: whether a world was complete.
         held: as given; `release()` ends it.
         events: what has happened to the ranks, in this order.
-        worlds: how many worlds were complete, of these ranks and of those of the starts before.
-        disturbed_at: when the world broke; of new processes, when that of the start before did. None while ranks train.
+        worlds: how many worlds were complete, of these ranks and of the ranks of earlier starts.
+        disturbed_at: when the world broke; with new processes, when the world of the earlier start broke. None while
+            ranks train.
         phase: as above.
     """
 
@@ -80,7 +81,7 @@ class Members:
         self.events: list[Event] = []
         self.worlds = 0
         self.disturbed_at: float | None = None
-        self._processes = "new"  # in which processes the ranks go on
+        self._processes = "new"  # or "the same": the processes that the ranks go on in
         self._went = False  # the ranks were told to go on from init()
         self._arrived: set[int] = set()  # have called init()
         self._running: set[int] = set()  # init() has returned; of the present world
@@ -132,7 +133,7 @@ class Members:
         return self.finished > 0 and not self.alive and not self.last_loss
 
     def take_orders(self, now: float) -> Orders:
-        """What is to be done now."""
+        """The orders to carry out now."""
         if self.failed:
             return Orders()
         waited = now - self._since
@@ -166,7 +167,7 @@ class Members:
         return orders
 
     def follow(self, earlier: "Members") -> None:
-        """These ranks go on where those of an earlier start have ended."""
+        """These ranks go on where the ranks of an earlier start have ended."""
         self.disturbed_at, self.worlds = earlier.disturbed_at, earlier.worlds
         self._had_begun = earlier.has_begun or earlier._had_begun
         self._begins_again = bool(earlier.stranded)
@@ -290,7 +291,7 @@ class Members:
         Args:
             rank: which one.
             now: the time.
-            commit: from which it continues; 0: from the beginning.
+            commit: that it continues from; 0: from the beginning.
             repeated: how many steps are repeated.
         """
         self._have_state = True

@@ -47,7 +47,7 @@ class Slots:
         self._cooling += [(host, now + pause)] * slots
 
     def options(self, now: float) -> LaunchOptions:
-        """Those of a start with as many ranks as there is room for, which may be none."""
+        """The options of a start with as many ranks as there are slots, which may be none."""
         self._cooling = [(host, until) for host, until in self._cooling if until > now]
         cooling = Counter(host for host, _ in self._cooling)
         current = self.current_hosts()

@@ -22,8 +22,7 @@ class Call:
     Attributes:
         function: function, positional and keyword arguments, pickled.
         path: where the caller finds modules.
-        sources: source code that is in no file, such as that of a notebook's cells, as `linecache` keeps it: for
-            tracebacks.
+        sources: source code that is in no file, such as a notebook's cells, as `linecache` keeps it: for tracebacks.
     """
 
     function: bytes
@@ -80,7 +79,7 @@ class Report:
 
 
 def pickled(value: object) -> bytes:
-    """The bytes for `value`. Functions and classes of `__main__`, such as those of notebooks, go with their code.
+    """The bytes for `value`. Functions and classes of `__main__`, for example of a notebook, go with their code.
 
     Raises:
         LaunchError: cloudpickle is not installed.

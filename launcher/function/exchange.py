@@ -1,7 +1,7 @@
 """The links between the caller of `horovodish.run()` and its ranks: each rank connects to the caller by TCP.
 
 Both sides first prove that they know a secret of the run. Then the caller sends calls, and the rank answers each with
-a report. Both are messages: a length in 8 bytes, and so many bytes. An empty message tells the rank to leave.
+a report. Both are messages: a length in 8 bytes, then the bytes. An empty message tells the rank to leave.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ def agents_joined(
     """A context with agents. At its end they are told to end.
 
     Args:
-        options: of the launcher, with the number of ranks, which is that of the agents.
+        options: of the launcher, with the number of ranks, which is also the number of agents.
         start: starts the agents, each with the contact that it is given.
         within_seconds: how long they may take to join.
         problem: of the agents. While there is one, it is of no use to wait for them.

@@ -37,8 +37,8 @@ REASON_SECONDS = 3.0
 READ_BYTES = 1 << 16
 
 Problem = Callable[[float], str]
-"""Returns what has happened to agents, such as which actor has died; nothing if all are well. May take so many seconds
-to find out."""
+"""Returns what has happened to agents, such as which actor has died; empty if all are well. The argument says how many
+seconds it may take."""
 
 
 class RankTraceback(Exception):
@@ -54,7 +54,7 @@ class Ranks:
     Args:
         options: of the launcher.
         environ: of the launcher.
-        problem: of the agents by which the ranks are started.
+        problem: of the agents that start the ranks.
         files: what to use instead of `sys.stdout` and `sys.stderr`, by the names "stdout" and "stderr".
 
     Attributes:
@@ -148,7 +148,7 @@ class Ranks:
         self._wait(lambda: False, within_seconds)
 
     def _wait(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
-        """Waits until that is so, until the launcher has ended, or for so many seconds.
+        """Waits until `is_done()`, until the launcher has ended, or for `seconds`.
 
         Raises:
             KeyboardInterrupt: the user interrupted the ranks; they have ended.

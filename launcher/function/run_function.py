@@ -48,7 +48,7 @@ def options_of(flags: Mapping[str, Any], environ: Mapping[str, str]) -> LaunchOp
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of this process, with those of `env`.
+    """The variables of this process, with the variables of `env` added.
 
     Raises:
         TypeError: a variable is no text.
@@ -63,7 +63,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _arguments(given: Mapping[str, Any]) -> list[str]:
-    """The arguments of Python as those of the command line."""
+    """The keyword arguments, converted to arguments of the command line."""
     known = {name.replace("-", "_"): action for name, action in run_parser().named.items()}
     words = []
     for given_name, value in given.items():

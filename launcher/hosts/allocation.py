@@ -51,7 +51,7 @@ class Allocation:
     """The hosts that a job may use; `allocation()` makes one.
 
     Attributes:
-        hosts: in the order in which they are filled; every name occurs once.
+        hosts: in the order that they are filled; every name occurs once.
         source: where they were named, in words for messages: "--hosts", "hostfile hosts.txt", "the Slurm allocation".
         by_scheduler: whether a scheduler has named them, so that mpirun starts processes there by the scheduler's means
             rather than by ssh.
@@ -167,8 +167,8 @@ def assign_ranks(np: int, among: Allocation | None, *, oversubscribe: bool = Fal
     Args:
         np: number of ranks.
         among: the hosts; None is this host, which takes any number of ranks.
-        oversubscribe: whether hosts may get more ranks than they have slots. Those are dealt out in further rounds over
-            the hosts, each of which fills every slot once more.
+        oversubscribe: whether hosts may get more ranks than they have slots. The additional ranks are assigned in
+            further rounds over the hosts. Each round fills every slot once more.
 
     Returns:
         Every host that gets a rank, with its ranks, in the order of the ranks.

@@ -136,7 +136,7 @@ def consequences(failures: Iterable[Failure], root: int) -> list[tuple[list[int]
 
 
 def told_last(failures: Iterable[Failure], root: int | None) -> list[list[Failure]]:
-    """The failures whose tracebacks the ranks have left to the launcher, that of `root` last.
+    """The failures whose tracebacks the ranks have left to the launcher, with the failure of `root` last.
 
     Equal errors that were raised in the same line are together.
 

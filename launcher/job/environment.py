@@ -38,7 +38,7 @@ def with_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> dict[
 def rank_environment(
     environ: Mapping[str, str], np: int, settings: Mapping[str, Value], *, unbuffered: bool
 ) -> dict[str, str]:
-    """The variables of every rank. Among them is the one by which Python shows the line at which a rank crashes.
+    """The variables of every rank. PYTHONFAULTHANDLER is one of them: Python then shows the line where a rank crashes.
 
     Args:
         environ: the user's environment, with the flags.

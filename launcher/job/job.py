@@ -54,8 +54,8 @@ PIECE_BYTES = 1 << 15
 """How much of stdin or of the command one message has at most."""
 
 Schedule = tuple[tuple[float, int | None], ...]
-"""How to end a job: after so many seconds the ranks get this signal. None gives them up. That comes late enough after
-SIGKILL for the supervisors to end what the ranks have started, which takes `REST_SECONDS`."""
+"""How to end a job: pairs of seconds and the signal that the ranks get then. None gives the ranks up. It comes late
+enough after SIGKILL for the supervisors to end the processes that ranks have started, which takes `REST_SECONDS`."""
 INTERRUPT: Schedule = ((0.0, signal.SIGINT), (1.5, signal.SIGTERM), (2.5, signal.SIGKILL), (4.0, None))
 TERMINATE: Schedule = ((0.0, signal.SIGTERM), (2.5, signal.SIGKILL), (4.0, None))
 KILL: Schedule = ((0.0, signal.SIGKILL), (1.5, None))
@@ -135,7 +135,7 @@ class Job:
             settings.stall_check * settings.stall_check_warning_time_seconds,
             settings.stall_check * settings.stall_check_shutdown_time_seconds,
         )
-        self._links: dict[LauncherEnd, tuple[int, int]] = {}  # the file that is watched, and for which events
+        self._links: dict[LauncherEnd, tuple[int, int]] = {}  # the file to watch, and the events to watch it for
         self._hellos: dict[int, Hello] = {}
         self._left_with: dict[int, int] = {}  # the statuses with which the scripts of ranks have ended; 0: not known
         self._killed: dict[int, str] = {}  # ranks of an elastic job, for their own fault, and why
@@ -153,7 +153,7 @@ class Job:
         self._desk = StatusDesk(self._selector, folder, self._ask_status, self._describe)
         self._own_addresses = own or []
         self._agent = agent(options, environ) if environ.get(START_VARIABLE, "0") == "0" else []
-        self._reasons: dict[str, str] = {}  # of hosts from which nothing has come, as far as trying to reach them tells
+        self._reasons: dict[str, str] = {}  # by silent host: why it is silent, as far as trying to reach it tells
         self._environ = {name: value for name, value in environ.items() if name != "_"}
         if self._listener.contact:
             self._environ[LAUNCHER_VARIABLE] = self._listener.contact
@@ -184,7 +184,7 @@ class Job:
 
     @property
     def pythons(self) -> dict[str, str]:
-        """The version of Python on each host from which a supervisor has reported."""
+        """The version of Python on each host that a supervisor has reported from."""
         return {hello.host: hello.python for hello in self._hellos.values()}
 
     @property
@@ -199,7 +199,7 @@ class Job:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Starts the ranks, and at the end waits for what is left of them and of mpirun. Between, call `turn()`.
+        """Starts the ranks, and at the end waits until they and mpirun have ended. In the context, call `turn()`.
 
         Raises:
             LaunchError: mpirun cannot be started.
@@ -276,7 +276,7 @@ class Job:
         self._end(TERMINATE)
 
     def turn(self, seconds: float = POLL_SECONDS) -> bool:
-        """Does what is to be done, and waits for more for at most so many seconds. False when all ranks have ended."""
+        """Handles all events, and waits for more, `seconds` at most. False when all ranks have ended."""
         ready = self._selector.select(min(seconds, self._desk.due_seconds))
         for key, _ in ready:
             key.data()
@@ -538,7 +538,7 @@ class Job:
     # How the job is ended
 
     def _end(self, schedule: Schedule, after: float = 0.0) -> None:
-        """Begins this schedule `after` so many seconds, unless the job is ending already or is due to end sooner."""
+        """Begins this schedule in `after` seconds, unless the job is ending already or is due to end sooner."""
         if not self._has_begun:
             schedule = GIVE_UP  # there are no ranks yet
         begin = time.monotonic() + after

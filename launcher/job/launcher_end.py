@@ -123,7 +123,7 @@ class LauncherEnd:
         self._send(b"state")
 
     def ask_status(self, number: int, question: str) -> None:
-        """Asks the supervisor what is known of its rank. It answers with a message `status` of the same number."""
+        """Asks the supervisor for its rank's status. It answers with a message `status` of the same number."""
         self._send(f"status {number} {question}".encode())
 
     def tell(self, news: str) -> None:

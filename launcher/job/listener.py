@@ -1,8 +1,8 @@
 """Where supervisors connect to the launcher.
 
 Supervisors on this host connect to a Unix socket in the folder of the run, which only the user can enter. Supervisors
-on other hosts connect to a TCP port. There the launcher reads no message before a handshake, in which both sides prove
-that they know the secret of the run. mpirun passes the secret to the supervisors in an environment variable.
+on other hosts connect to a TCP port. There the launcher reads no message before a handshake: both sides prove that they
+know the secret of the run. mpirun passes the secret to the supervisors in an environment variable.
 """
 
 import errno
@@ -217,7 +217,7 @@ class SupervisorListener:
             self.contact = self._tcp.contact
 
     def maintain(self) -> None:
-        """As that of `TcpListener`. Call it at every turn."""
+        """As `TcpListener.maintain`. Call it at every turn."""
         if self._tcp:
             self._tcp.maintain()
 

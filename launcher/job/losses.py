@@ -77,7 +77,7 @@ class EndOnLoss:
             rank: which one.
             phase: as in waiting.py.
             now: the time.
-            commit: with "training", from which commit it continues; 0 at the beginning.
+            commit: with "training", the commit that it continues from; 0 at the beginning.
             repeated: likewise, how many steps are repeated.
         """
 

@@ -89,7 +89,7 @@ def beginning(options: LaunchOptions, rank: int, now: datetime, *, coloured: boo
 
 
 def coloured_files(environ: Mapping[str, str]) -> set[int]:
-    """Those of stdout and stderr on which beginnings have colours: terminals, unless NO_COLOR is set."""
+    """The files, of stdout and stderr, that get coloured line prefixes: terminals, unless NO_COLOR is set."""
     wanted = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     return {target for target in NAMES if wanted and os.isatty(target)}
 
@@ -99,7 +99,7 @@ class Line:
 
     Args:
         target: the file to which the lines go.
-        beginning: returns the prefix of a line; None if lines get none.
+        beginning: returns the prefix of a line; None: lines get no prefix.
         kept: a file that also gets everything, unchanged; None if there is none.
         is_live: whether its unfinished lines are passed on.
 
@@ -160,7 +160,7 @@ class Output:
     """Gives every rank its stdout and stderr, and passes on the output.
 
     Args:
-        options: what lines begin with, and the folder in which everything is kept in addition, as `rank.N/stdout` and
+        options: the prefix of lines, and the folder that also keeps all output, as `rank.N/stdout` and
             `rank.N/stderr`.
         environ: the user's environment.
         appends: whether these ranks continue the files of earlier ones of the same job.
@@ -217,7 +217,7 @@ class Output:
         self._thread.start()
 
     def finish(self) -> None:
-        """Lets the thread pass on what is still in the pipes and end. Call it when the ranks have ended."""
+        """Lets the thread pass on the rest of the output and end. Call it when the ranks have ended."""
         for rank in list(self._own):
             self.given(rank)
         if self._stopper >= 0:
@@ -227,7 +227,7 @@ class Output:
                 self._close_sources()
 
     def is_done(self, within: float) -> bool:
-        """Waits for the thread. False if it is not done after so many seconds, such as when a reader is stuck."""
+        """Waits for the thread. False if it is not done `within` these seconds, such as when a reader is stuck."""
         if self._thread is not None:
             self._thread.join(within)
             if self._thread.is_alive():
@@ -238,7 +238,7 @@ class Output:
         return True
 
     def close(self) -> None:
-        """Closes what is open, unless the thread waits for a reader. May be called at any time, and again."""
+        """Closes all files, unless the thread waits for a reader. May be called at any time, and again."""
         self.finish()
         self.is_done(within=0.0)
 
@@ -332,7 +332,7 @@ class Output:
             self._write_of(line, line.flush())
 
     def _write_of(self, line: Line, data: bytes) -> None:
-        """Writes what is new of this line, and first ends an unfinished line that is there."""
+        """Writes new data of this line, after ending another line that is unfinished."""
         if not data:
             return
         if self._unfinished is not None and self._unfinished is not line:

@@ -18,9 +18,9 @@ class Progress:
         """Call it at every turn.
 
         Args:
-            text: what the launcher waits for; empty if for nothing.
-            draws: whether to use the terminal, to which ranks that train would write meanwhile.
-            says: whether to say it otherwise.
+            text: what the launcher waits for; empty if it waits for nothing.
+            draws: whether to use the terminal. Ranks that train would write there meanwhile.
+            says: whether to print the text where it does not use the terminal.
         """
         now = time.monotonic()
         if not text:

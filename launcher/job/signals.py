@@ -10,7 +10,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def signals_taken(by: Callable[[int], None]) -> Iterator[None]:
-    """A context in which the signals that concern a job are taken by a function, in the main thread."""
+    """A context with a handler for the signals that concern a job, called in the main thread."""
     ours = [*ENDING, *PASSED_ON, signal.SIGTSTP]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         ours.remove(signal.SIGHUP)  # under nohup

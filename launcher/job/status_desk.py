@@ -18,7 +18,7 @@ SOCKET = "status.socket"
 ANSWER_SECONDS = {"status": 0.7, "stacks": 6.0}
 """How long the supervisors may take, by the question. They give their ranks less."""
 MOST_SILENT = 16
-"""So many may connect and ask nothing. One more, and the one that has connected first is sent away."""
+"""How many connections may ask nothing. One more, and the oldest of them is closed."""
 
 
 @dataclass
@@ -51,7 +51,7 @@ class StatusDesk:
         self._selector = selector
         self._ask = ask
         self._describe = describe
-        self._silent: list[socket.socket] = []  # have asked nothing so far, in the order in which they have come
+        self._silent: list[socket.socket] = []  # have asked nothing so far, oldest first
         self._visits: dict[int, _Visit] = {}
         self._last = 0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

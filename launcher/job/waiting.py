@@ -27,7 +27,7 @@ LEFT_SECONDS = 10.0
 MOST_NAMED = 4
 
 _NEEDED = ("init", "running", "training")
-"""The phases in which others may need a rank: until it calls shutdown(), as every script does at its end."""
+"""The phases when others may need a rank: until it calls shutdown(), as every script does at its end."""
 _PLACES = {"init": "in init()", "shutdown": "in shutdown()", "exit": "at the end of the script", "": ""}
 """Where ranks wait for others, by their phase. The phase "" means that the rank has ended."""
 _STATES = {
@@ -86,7 +86,7 @@ class Waiting:
         self._pause = self._first_pause
         self._ask_at: float | None = None
         self._answers_until: float | None = None
-        self._told: set[int] = set()  # the ranks of which `left_behind()` has told
+        self._told: set[int] = set()  # the ranks that `left_behind()` has reported
 
     def began(self, places: Mapping[int, tuple[str, int]]) -> None:
         """Notes that the ranks are started, with the host and the process of the supervisor of each."""
@@ -151,7 +151,7 @@ class Waiting:
         )
 
     def places(self, now: float) -> list[dict[str, Any]]:
-        """Where each rank is, and in which phase for how long, for `horovodish status`."""
+        """Where each rank is, its phase, and how long it has been in this phase, for `horovodish status`."""
         return [
             {"rank": rank, "host": its.host, "process": its.pid, "supervisor": its.supervisor, "phase": its.phase,
              "phase_seconds": now - its.since}
@@ -247,7 +247,7 @@ class Waiting:
         return f"{text}: " + "; ".join(named) + (f"; and {more} more" if more else "")
 
     def _what(self, rank: int, where: str) -> str:
-        """What is known about a rank for which others wait."""
+        """A description of a rank that others wait for."""
         its = self._ranks[rank]
         if its.state is None:
             return f" does not answer: its supervisor, process {its.supervisor} there, or the host is stopped"

@@ -42,7 +42,7 @@ class Mpirun:
 
     @property
     def rank_variable(self) -> str:
-        """The environment variable in which it tells a process its rank."""
+        """The environment variable that tells a process its rank."""
         return "OMPI_COMM_WORLD_RANK" if self.family == OPEN_MPI else "PMI_RANK"
 
     @property

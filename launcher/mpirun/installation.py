@@ -1,4 +1,4 @@
-"""What is installed: mpi4py and the MPI library that it loads, and the mpirun that belongs to that library."""
+"""The installed mpi4py, the MPI library that it loads, and the mpirun that belongs to that library."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def search_path(environ: Mapping[str, str]) -> str:
 
 
 def candidates(environ: Mapping[str, str]) -> Iterator[str]:
-    """Every mpirun and mpiexec, those of this Python's environment first, then in the order of PATH."""
+    """Every mpirun and mpiexec: first the ones in this Python's environment, then in the order of PATH."""
     seen = set()
     for folder in [os.path.dirname(sys.executable), *environ.get("PATH", os.defpath).split(os.pathsep)]:
         for name in ("mpirun", "mpiexec"):

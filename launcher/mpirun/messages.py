@@ -39,7 +39,7 @@ _RANK_FAILED = re.compile(
 
 
 def missing(host_ranks: Sequence[HostRanks], came: Collection[int], here: Collection[str] = ()) -> list[str]:
-    """The named hosts from which not all ranks have reported, without this one where others are among them.
+    """The named hosts whose ranks have not all reported; without this host if other hosts are missing, too.
 
     mpirun starts nothing anywhere before it has reached all hosts.
 

@@ -1,4 +1,4 @@
-"""Hosts from which nothing has come for no known reason: runs `true` there as mpirun starts daemons there."""
+"""Finds out why hosts are silent: runs `true` there in the same way that mpirun starts daemons there."""
 
 import contextlib
 import os

@@ -1,1 +1,1 @@
-"""`horovodish check` and `--version`: what is installed, and whether ranks can be started."""
+"""`horovodish check` and `--version`: the installed software, and whether ranks can be started."""

@@ -1,4 +1,4 @@
-"""`horovodish run --report page.html`: ranks record to page.rank-N.records, of which the launcher makes the page."""
+"""`horovodish run --report page.html`: ranks record to page.rank-N.records, and the launcher makes the page from it."""
 
 import glob
 import os
@@ -58,7 +58,7 @@ def make(path: str) -> None:
 
 
 def _records(path: str) -> list[Path]:
-    """Of all starts of the page's run: page.rank-0, page.2.rank-0. Those of a page of its own, page.2.html, are not."""
+    """The files of all starts of the run: page.rank-0, page.2.rank-0. Without files of another page, page.2.html."""
     stem = path.removesuffix(".html")
     found = [Path(each) for each in glob.glob(f"{glob.escape(stem)}.*rank-*{SUFFIX}")]
     starts = {

@@ -22,7 +22,7 @@ class Wait:
     Attributes:
         process_set: its number.
         seconds: for how long.
-        name: by which ranks call it alike.
+        name: its name, the same on all ranks.
         call: what messages call it, such as "allreduce 'loss'".
         is_decided: whether every rank has called it.
     """

@@ -1,4 +1,4 @@
-"""What is wrong with a job, in sentences that name the rank, its host and the call."""
+"""The problems of a job, in sentences that name the rank, its host and the call."""
 
 from collections.abc import Collection, Iterable
 
@@ -35,7 +35,7 @@ def named(ranks: Collection[int], all_ranks: Iterable[RankStatus]) -> str:
 
 
 def what_it_does(rank: RankStatus) -> str:
-    """What is known of a rank, without a subject: "waits in allreduce 'x' for 41 s"."""
+    """What a rank does, as a sentence without its subject: "waits in allreduce 'x' for 41 s"."""
     if rank.has_ended:
         return "has ended"
     if rank.is_stopped or rank.is_mute:

@@ -56,7 +56,7 @@ class JobStatus:
 
     @staticmethod
     def of_silent(process: int) -> "JobStatus":
-        """What is known without an answer."""
+        """The status of a job whose launcher does not answer."""
         return JobStatus(process, is_stopped=stat_of(process)[0] in "Tt")
 
     @property
@@ -74,7 +74,7 @@ def ask(job: str, question: str) -> list[JobStatus]:
         question: "status" or "stacks".
 
     Returns:
-        The answers by process. An elastic job gives two while it starts new ranks: first that of the ranks that train.
+        The answers by process. An elastic job gives two while it starts new ranks: the ranks that train come first.
 
     Raises:
         LaunchError: there is no such job.

@@ -1,4 +1,4 @@
-"""What `horovodish status` prints: a sentence about what is wrong, and a table of the ranks."""
+"""The output of `horovodish status`: a sentence about the problem, and a table of the ranks."""
 
 from collections.abc import Sequence
 
@@ -45,7 +45,7 @@ def show(job: str, *, stacks: bool, live: bool) -> int:
 
 
 def text_of(job: JobStatus, *, stacks: bool) -> str:
-    """What is printed of one job."""
+    """The output for one job."""
     lines = [*headlines(job), ""]
     rows = [HEADS, *map(row_of, job.ranks)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -58,7 +58,7 @@ def text_of(job: JobStatus, *, stacks: bool) -> str:
 
 
 def headlines(job: JobStatus) -> list[str]:
-    """What is wrong, or that nothing is; then what the job is."""
+    """The problem, or a line that there is none; then a description of the job."""
     hosts = len({rank.host for rank in job.ranks})
     what = f"job {job.process} {job.name}: {counted(len(job.ranks), 'rank')} on {counted(hosts, 'host')}"
     return [*(diagnosis(job) or [_all_well(job)]), what]

@@ -64,7 +64,7 @@ def watch(job: JobStatus) -> int:
 
 
 def fitting(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """The rows of a table, heads first, without the columns for which a terminal of this width has no room."""
+    """The rows of a table, header first, without the columns that do not fit into a terminal of this width."""
     widths = {column[0]: max(map(len, column)) + 2 for column in zip(*rows, strict=True)}
     *others, last = widths
     for head in DISPENSABLE:

@@ -39,8 +39,8 @@ def supervisor_command(folder: Path, rank_variable: str, segments_variable: str,
 
     Args:
         folder: of the run, on this host.
-        rank_variable: in which mpirun tells a process its rank.
-        segments_variable: in which MPI is told a folder for shared memory; empty if it needs none.
+        rank_variable: the variable that tells a process its rank, set by mpirun.
+        segments_variable: the variable that tells MPI its folder for shared memory; empty if MPI needs none.
         is_far: whether another host than this one takes part. The same Python must be there.
     """
     program = ["-c", _LOADER] if is_far else [str(supervisor.__file__)]
@@ -58,7 +58,7 @@ def socket_path(run_dir: Path) -> Path:
 def run_folder() -> Iterator[Path]:
     """A private folder on this host that exists as long as the run. On other hosts each supervisor makes its own.
 
-    It has a link to a folder in memory, by which the supervisors find and remove both if the launcher was killed.
+    It has a link to a folder in memory. With the link the supervisors find and remove both if the launcher was killed.
     """
     parent = os.path.realpath(tempfile.gettempdir())  # the owner of a link could let it lead elsewhere later
     if len(str(socket_path(Path(parent, "horovodish-XXXXXXXX")))) > LONGEST_PATH_BYTES:

@@ -5,8 +5,8 @@ it. The command does not pass through mpirun, which takes some words of a progra
 
     host      the name of the launcher's host
     socket    the launcher's Unix socket there, in the folder of the run
-    rank      the variable in which mpirun tells a process its rank
-    segments  the variable in which MPI is told a folder for shared memory; empty if it needs none
+    rank      the variable that tells a process its rank, set by mpirun
+    segments  the variable that tells MPI its folder for shared memory; empty if MPI needs none
 
 On the launcher's host, messages are datagrams over the Unix socket, and the rank's stdin, stdout and stderr come with
 `start`. On any other host the variable HOROVODISH_LAUNCHER says where the launcher is, and one TCP connection carries
@@ -30,8 +30,8 @@ the messages and what the rank reads and writes, in frames. Messages are words:
                         ended STATUS   the rank has ended, with this status of waitpid()
                         cleared        if the rank failed, nothing that it had started runs any more
                         read           there is room for a piece of stdin (on other hosts)
-    to the supervisor   command PIECE  a piece of the command, in which each word ends with a null byte; without bytes
-                                       after the end
+    to the supervisor   command PIECE  a piece of the command; each word ends with a null byte; without bytes after the
+                                       end
                         start STDIN VARIABLES
                                        whether the rank reads stdin, and its own environment variables
                         signal NUMBER  send this to the rank's process group
@@ -112,9 +112,10 @@ done
 [ "$word" = abandoned ] || ends_within 150 || exit
 rm -rf -- "$folder"
 """
-"""A shell script. It reads two words when the supervisor has ended: "abandoned" if the daemon was gone, of which a
-zombie may be left, "orphan" if the launcher was gone, or "ended"; and "keep" or "forget", what to do with the state of
-an elastic job. It reads nothing if the supervisor was killed. It waits 15 seconds for the daemon to end, because one
+"""A shell script. It reads two words when the supervisor has ended. The first is "abandoned" if the daemon was gone (a
+zombie may be left of it), "orphan" if the launcher was gone, or "ended". The second is "keep" or "forget": what to do
+with the state of an elastic job. It reads nothing if the supervisor was killed. It waits 15 seconds for the daemon to
+end, because one
 that ends in haste leaves its folder. Everybody can read the name of the state's folder, so the script removes the
 state only where no link leads there and the folder around it is this user's."""
 
@@ -123,7 +124,7 @@ CLOSED = b"closed\n"
 ANSWER_SECONDS = 0.5
 """How long a rank may take to say what it does."""
 STACKS_SECONDS = 1.5
-"""The same with its stacks, for which it waits until no thread runs Python code."""
+"""The same with its stacks: for these the rank waits until no thread runs Python code."""
 PY_SPY_SECONDS = 4.0
 NO_PY_SPY = b"this process cannot show its stacks itself. Remedy: pip install py-spy, on each host"
 
@@ -160,7 +161,7 @@ class UnixSupervisorEnd:
         return {self._connection.fileno(): select.POLLIN} if self.is_open else {}
 
     def serve(self, ready: Mapping[int, int]) -> list[bytes]:
-        """Sends and receives what is possible, and returns the messages that have arrived."""
+        """Sends and receives without blocking, and returns the messages that have arrived."""
         if self._connection.fileno() not in ready:
             return []
         try:
@@ -252,7 +253,7 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def wait(self) -> "dict[int, int]":
-        """Waits for something to do, and does what is due by the clock. Returns the files that are ready."""
+        """Waits for something to do, and does everything that is due by the clock. Returns the files that are ready."""
         poller = select.poll()
         poller.register(self.wakeup, select.POLLIN)
         for file, events in self.link.interests().items():
@@ -355,8 +356,8 @@ class Supervisor:
     def rank_process(self) -> "tuple[int, str]":
         """The process that is the rank, and its state: the one that has reached a phase, whatever its children do.
 
-        Before any phase it is the process that was started, or a stopped one for which that process waits, as a shell
-        waits for the script.
+        Before any phase it is the process that was started. If that process waits for a stopped child, as a shell waits
+        for the script, it is the stopped child.
         """
         main = int(self.phases[-1].split()[-1]) if self.phases else self.pid
         state, _, group = stat_of(main)
@@ -418,7 +419,7 @@ class Question:
     Args:
         known: the message to the launcher, without the answer.
         pid: the process of the rank.
-        source: the file from which the rank's answer is read to its end. None: it is not asked.
+        source: the file to read the rank's answer from, to its end. None: the rank is not asked.
         wants_stacks: whether the answer must have Python stacks. If the rank does not give them, py-spy does.
     """
 
@@ -688,7 +689,7 @@ def make_private(folder: str, levels: int = 1) -> None:
         levels: how many folders at its end are private: they are made and looked at, one in the other.
 
     Raises:
-        OSError: it cannot be made, or what is there cannot be trusted. The text says what it is, and what to do.
+        OSError: it cannot be made, or the existing one cannot be trusted. The text says why, and what to do.
     """
     around, *names = folder.rsplit("/", levels)
     for tries_left in reversed(range(MOST_TRIES)):
@@ -711,7 +712,7 @@ def make_private(folder: str, levels: int = 1) -> None:
 
 
 def open_private(name: str, path: str, place: "int | None" = None) -> int:
-    """Opens a folder that only this user can enter, to reach what is in it by `dir_fd`. Follows no link.
+    """Opens a folder that only this user can enter, for use as `dir_fd`. Follows no link.
 
     Args:
         name: of the folder.
@@ -720,7 +721,7 @@ def open_private(name: str, path: str, place: "int | None" = None) -> int:
 
     Raises:
         FileNotFoundError: it is not there.
-        PermissionError: what is there cannot be trusted. The text says what it is, and what to do.
+        PermissionError: the folder cannot be trusted. The text says why, and what to do.
     """
     folder = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=place)
     found = os.fstat(folder)

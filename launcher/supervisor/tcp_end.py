@@ -3,7 +3,7 @@
 One TCP connection carries the messages and what the rank reads and writes. Neither side reads a message before both
 have proved that they know the secret of the run. The connection is not encrypted, and neither is the traffic of MPI.
 
-The text of this file and that of supervisor.py travel to the other hosts, so it needs the standard library alone.
+The text of this file and of supervisor.py travels to the other hosts, so both need only the standard library.
 """
 
 import contextlib
@@ -100,7 +100,7 @@ class TcpSupervisorEnd:
         return waited
 
     def serve(self, ready: Mapping[int, int]) -> list[bytes]:
-        """Sends and receives what is possible, and returns the messages that have arrived."""
+        """Sends and receives without blocking, and returns the messages that have arrived."""
         messages = self._receive() if self._connection.fileno() in ready else []
         for source in [source for source in self._sources if source in ready]:
             self._take(source)
@@ -247,7 +247,7 @@ def dial(launcher: str) -> socket.socket:
 
 
 def shake_hands(caller: socket.socket, secret: bytes) -> None:
-    """The supervisor's part of the handshake, in which both sides prove that they know the secret. Blocks.
+    """The supervisor's part of the handshake: both sides prove that they know the secret. Blocks.
 
     Raises:
         OSError: the other side does not know it, or does not answer in time.

@@ -80,4 +80,4 @@ def test_the_table() -> None:
         "     2       0   0%          0 us          0 us          0 us",
     ]
     many = hvd.StragglerReport(tuple(hvd.RankLateness(rank, 1, rank) for rank in range(100)))
-    assert str(many).splitlines()[-1] == "  and 84 more ranks, for which the others waited less"
+    assert str(many).splitlines()[-1] == "  and 84 more ranks; the others waited less for them"

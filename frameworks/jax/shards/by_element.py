@@ -1,9 +1,9 @@
 """Proof that an optimizer steps each element of a parameter by itself, alike in whole parameters and in pieces of them.
 
-A function of trees is traced with the shapes of whole parameters and with those of pieces. Nothing is computed. Each
-program becomes terms: what is computed for one element. Elements of a parameter may meet numbers that
-belong to no parameter and be combined by operations that work element by element, and by nothing else. If the programs
-have the same terms, a rank that steps its pieces computes what it would compute of them in the whole.
+A function of trees is traced twice: with the shapes of whole parameters, and with the shapes of pieces. Nothing is
+computed. Each program becomes terms: a term is the computation for one element. Elements of a parameter may be combined
+by operations that work element by element, also with numbers that belong to no parameter, and by nothing else. If the
+programs have the same terms, stepping the pieces gives the same elements as stepping whole parameters.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CALLS = ("checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vj
 
 
 class _Value(NamedTuple):
-    """What is known of an array in a program.
+    """An array in a program.
 
     Attributes:
         term: the number of the term of one element.

@@ -1,4 +1,4 @@
-"""Clipping by the norm of a whole tree, of which a rank may have pieces only."""
+"""Clipping by the norm of a whole tree, also where a rank has only pieces of the tree."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _local_squares = jax.jit(_squares_of_shards)
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
-    """As `optax.clip_by_global_norm`, and within an optimizer with `shard=` the norm is that of all ranks' pieces.
+    """As `optax.clip_by_global_norm`. Within an optimizer with `shard=` the norm covers the pieces of all ranks.
 
     Not collective itself. Within `DistributedOptimizer(..., shard=...)` its `update` has an allreduce of one number.
     Elsewhere it is optax's.

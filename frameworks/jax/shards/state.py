@@ -171,7 +171,7 @@ def checked_layout(state: Any, process_set: ProcessSet, function: str = "update"
 
 
 def full_state(state: Tree, root: int = 0) -> Tree | None:
-    """The state of the plain optimizer, of which each rank has a part. Collective; blocks; outside of jit.
+    """The state of the plain optimizer, collected from the ranks' parts. Collective; blocks; outside of jit.
 
     The other ranks send their parts to the root, array by array, and need no memory for the whole.
 
@@ -180,9 +180,9 @@ def full_state(state: Tree, root: int = 0) -> Tree | None:
         root: which rank gets it.
 
     Returns:
-        On the root a tree in which the state is what the optimizer without `shard=` would have, with arrays of NumPy
-        where they were shared out; None on the other ranks. Nothing else changes. A tree without shared state is
-        returned as it is.
+        On the root a tree with the state that the optimizer without `shard=` would have, with arrays of NumPy where
+        arrays were shared out; None on the other ranks. Nothing else changes. A tree without shared state is returned
+        unchanged.
 
     Raises:
         ValueError: the root is no rank, or none that has a part; or it is used inside of jit.

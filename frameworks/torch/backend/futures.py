@@ -2,8 +2,8 @@
 
 PyTorch runs a callback in the thread that completes the future, or in the one that adds the callback if the future is
 complete already. That is chance, so a collective within a callback would come at another place in the order of calls
-on each rank. Here one thread of a group runs all callbacks, in the order in which they were added. A collective that a
-callback calls is counted apart from those of the script, and one in a callback of that callback apart from both.
+on each rank. Here one thread of a group runs all callbacks, in the order that they were added. Collectives that a
+callback calls are counted separately from the script's, and collectives in a callback of that callback once more.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Future(TorchFuture[Any]):
 class _Failed:
     """The result of a future that has failed.
 
-    DistributedDataParallel takes the tensors out of a result in C++, and does not ask whether it is an error. For that
-    PyTorch pickles the result, so what is raised there reaches `backward()`. In the result of `set_exception` it finds
-    no tensor, and crashes.
+    DistributedDataParallel takes the tensors out of a result in C++, and does not ask whether it is an error. To do so
+    PyTorch pickles the result, so an error raised while pickling reaches `backward()`. In the result of `set_exception`
+    it finds no tensor, and crashes.
     """
 
     def __init__(self, problem: Exception):
@@ -106,7 +106,7 @@ def _raise_problem(failed: _Failed) -> None:
 
 
 class Completions:
-    """Completes the futures of a group in the order in which they were made: a thread for those of each depth."""
+    """Completes the futures of a group in the order of their creation, with one thread for each depth."""
 
     def __init__(self) -> None:
         self._levels: list[tuple[queue.SimpleQueue[Future | None], threading.Thread]] = []

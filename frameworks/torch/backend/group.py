@@ -46,7 +46,7 @@ def create(options: Any, _: object = None) -> ProcessGroup:
     """Make a group. PyTorch calls it on the members only.
 
     Raises:
-        LaunchError: the ranks of `torch.distributed` are not those of `horovodish run`.
+        LaunchError: the ranks of `torch.distributed` differ from the ranks of `horovodish run`.
         ValueError: the members are not in ascending order.
     """
     basics.init()
@@ -72,7 +72,7 @@ def create(options: Any, _: object = None) -> ProcessGroup:
 def _call(function: str) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
     """A method for a function of `torch.distributed` that every member calls.
 
-    What is wrong with the arguments of one member is told to the others.
+    If a member's arguments are wrong, the other members get the error, too.
     """
 
     def made(method: Callable[..., Work]) -> Callable[..., Work]:
@@ -151,7 +151,7 @@ class ProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """End the group. `destroy_process_group` calls it on every member.
 
-        What is under way may end first. A member that waits for a call that this one has not made gets an error.
+        Calls that are under way may end first. A member that waits for a call that this one has not made gets an error.
         """
         self._completions.end(_SETTLE_SECONDS)
         self._members.end(is_last=self is dist.group.WORLD)
@@ -445,7 +445,7 @@ def _op_of(opts: Any, ops: tuple[tuple[Any, Any], ...] = _OPS) -> Any:
 
 def _only(given: Sequence[Any]) -> Any:
     if len(given) != 1:
-        raise ValueError(f"expected the tensors of one device, got those of {len(given)}")
+        raise ValueError(f"expected the tensors of one device, got tensors of {len(given)} devices")
     return given[0]
 
 

@@ -28,9 +28,9 @@ from horovodish.torch.tensors import member
 __all__ = ["Call", "Finish", "Members", "Part"]
 
 _SLOTS = 64
-"""Operations have so many names in turn, so that the response cache knows them. As many may be under way.
+"""Operations reuse this many names in turn, so that the response cache knows them. As many may be under way.
 
-The names count as given by nobody: a slot is not the number of a call, so messages don't show it.
+The names do not count as user-given: a slot is not the number of a call, so messages don't show it.
 """
 
 Finish = Callable[[_native.Handle, Placement], list[Tensor]]
@@ -41,9 +41,9 @@ class Part(NamedTuple):
     """A tensor of an operation.
 
     Attributes:
-        source: what this rank gives; contiguous.
+        source: this rank's values; contiguous.
         target: where the result goes; contiguous, None where the engine allocates it.
-        shape: of the whole, the same on every rank; None: that of the source.
+        shape: of the whole, the same on every rank; None: the shape of the source.
         source_begin: where in the whole the source begins, in elements.
     """
 
@@ -58,7 +58,7 @@ class Call(NamedTuple):
 
     Attributes:
         method: of the process group.
-        number: from 1, among those of its depth.
+        number: from 1, among the calls of its depth.
         depth: how deeply it is within callbacks of futures.
         label: of the group.
     """
@@ -100,7 +100,7 @@ class Members:
         own: the rank of this process within the group.
         ranks: of the world, ascending.
         label: what messages call the group.
-        timeout: for which a call waits for other members.
+        timeout: how long a call waits for other members.
 
     Raises:
         StallError: a member does not come in time.

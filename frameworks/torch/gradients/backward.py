@@ -31,7 +31,7 @@ class Participant(Protocol):
         """The outermost backward has ended; must not wait for other ranks."""
 
     def hand_over(self, patience_seconds: float) -> bool:
-        """Hand over what is left. Where other ranks must be heard first, wait for them this long; False: call again."""
+        """Hand over the remaining gradients. Wait this long for other ranks if needed; False: call again."""
 
     def wait(self) -> None:
         """Wait for what was handed over."""
@@ -62,8 +62,8 @@ class _Pass:
 # By the id of autograd's graph task: several threads may run a backward pass each, and one pass of CUDA tensors runs in
 # several threads.
 _passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
-_lock = threading.RLock()  # garbage may be collected while it is held, and what is collected may call `leave`
-_GLANCE_SECONDS = 1e-4  # at each of several reductions in turn: other ranks may need the one that is ready first
+_lock = threading.RLock()  # reentrant: garbage collection while it is held may call `leave`
+_GLANCE_SECONDS = 1e-4  # per reduction, in turn: other ranks may need the first one that is ready
 _APPLY = BackwardCFunction.apply.__code__
 
 
@@ -117,7 +117,7 @@ def _finish(participants: Sequence[Participant]) -> None:
 
 
 def hand_over(participants: Sequence[Participant], errors: list[Exception] | None = None) -> None:
-    """Has all of them hand over what they have left, in the order in which they can.
+    """Has all of them hand over their remaining gradients, in the order that they become able to.
 
     Args:
         participants: `end_backward` was called for them.

@@ -41,9 +41,9 @@ class Fragment:
     """Parameters that meet after the same steps.
 
     Attributes:
-        number: by which the policy knows it.
+        number: identifies it to the policy.
         name: of its plan.
-        plan: reduces what it sends; None: this is the only rank.
+        plan: reduces its changes; None: this is the only rank.
         streams: of each slot, what gives the stream of its device; None: it is in host memory.
         travelling: what was given to the plan, and the contexts of its compression. The engine has this memory.
         submitted: how many of these were.
@@ -64,7 +64,7 @@ class Fragment:
 
     @property
     def lands_after(self) -> int | None:
-        """As that of its places, which is the same."""
+        """As `lands_after` of its places, which have all the same one."""
         return self.places[0].lands_after
 
     def under_way(self, lands_after: int | None) -> None:
@@ -77,11 +77,11 @@ class Fragment:
         return zip(self.slots, self.places, strict=True)
 
     def has_begun(self) -> bool:
-        """Whether a round has begun in which nothing was sent yet."""
+        """Whether a round has begun and nothing was sent in it yet."""
         return self.lands_after is None and any(place.start is not None for place in self.places)
 
     def take(self, changes: list[Tensor]) -> None:
-        """Prepare what is to travel. If one of the changes cannot, nothing is sent."""
+        """Prepare the changes for sending. If one of them cannot be sent, none is."""
         self.travelling = [slot.payload(change) for slot, change in zip(self.slots, changes, strict=True)]
         self.submitted = 0
 

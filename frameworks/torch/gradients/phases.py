@@ -48,10 +48,10 @@ class Travelling:
 
     Attributes:
         gradients: the parameters' gradients.
-        payloads: what travels and its context, where it is not simply the gradient.
+        payloads: the tensor that travels and its context, where it is not simply the gradient.
         absent: likewise, where there is no gradient.
-        sent: numbers of the buckets of which this rank's part is reduced across sets of ranks.
-        taken: numbers of the buckets whose results are where they belong.
+        sent: numbers of the buckets whose part on this rank is reduced across sets of ranks.
+        taken: numbers of the buckets whose results have been written to their places.
     """
 
     def __init__(self) -> None:

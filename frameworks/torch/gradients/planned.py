@@ -136,8 +136,8 @@ class PlannedGradients(ABC):
         self._watched: Counter[int] | None = Counter()
         self._comparison: Handle[Comparison] | None = None
         self._checksums: Checksums = {}  # of the parameters, when the ranks compare
-        self._met_sparse: set[int] = set()  # of which this rank has had a sparse gradient, made dense
-        self._unseen: set[int] = set()  # of which no rank had a gradient when layouts were compared
+        self._met_sparse: set[int] = set()  # parameters that had a sparse gradient on this rank, made dense
+        self._unseen: set[int] = set()  # parameters without a gradient on any rank when layouts were compared
         options, low_rank = self._options, self._low_rank
         named = [] if self._is_alone() else [(name, p) for name, p in self._named if self._has_place(p)]
         sparse = [] if options.sparse_as_dense else [(name, p) for name, p in named if self._compared.get(id(p))]

@@ -235,7 +235,7 @@ class Reducer(PlannedGradients):
             )
 
     def hand_over(self, patience_seconds: float) -> bool:
-        """Submits what is left of a reduction that has ended; False if layouts are still compared after this time."""
+        """Submits the rest of a reduction after backward; False if layouts are still compared after this time."""
         if self._comparison is not None:
             if not self._comparison.settles_within(patience_seconds):
                 return False
@@ -338,7 +338,7 @@ class Reducer(PlannedGradients):
             raise raised
 
     def _await_results(self, plan: _native.BucketPlan) -> tuple[tuple[str, str] | None, set[int]]:
-        """Wait for all buckets. Return the error, and the numbers of the slots for which no rank has a gradient."""
+        """Wait for all buckets. Return the error, and the numbers of the slots that have no gradient on any rank."""
         while not plan.wait(WAIT_SLICE_SECONDS):
             pass
         error = plan.error()
@@ -347,7 +347,7 @@ class Reducer(PlannedGradients):
         return error, set(plan.absent_everywhere()) if self._travelling.absent and error is None else set()
 
     def _problem(self, plan: _native.BucketPlan) -> Exception | None:
-        """Return what is wrong with a reduction that has come to its end."""
+        """Return the error of a reduction that has come to its end; None if it succeeded."""
         return None
 
     def tune(self) -> None:

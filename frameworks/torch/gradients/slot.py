@@ -28,13 +28,13 @@ class Slot:
     Attributes:
         name: the parameter's name.
         parameter: the parameter.
-        plain: the gradient can be handed to the engine as it is, once it is seen to be contiguous.
-        dtype: of what travels.
-        shape: of what travels.
+        plain: the gradient can be handed to the engine unchanged, once it is known to be contiguous.
+        dtype: of the tensor that travels.
+        shape: of the tensor that travels.
         code: the engine's number of `dtype`.
-        codec: what travels between hosts; None: what is handed over.
-        device: of what travels, `devices.HOST` for host memory. Gradients on a GPU travel through host memory where
-            NCCL cannot reduce them.
+        codec: encodes between hosts; None: values travel unencoded.
+        device: of the tensor that travels, `devices.HOST` for host memory. Gradients on a GPU travel through host
+            memory where NCCL cannot reduce them.
     """
 
     def __init__(self, name: str, parameter: Tensor, options: GradientOptions):

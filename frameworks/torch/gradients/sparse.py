@@ -1,4 +1,4 @@
-"""Gradients that travel as rows: those of parameters, such as an embedding's, that have sparse gradients."""
+"""Gradients that travel as rows: the sparse gradients of parameters such as an embedding's."""
 
 from __future__ import annotations
 

@@ -217,8 +217,8 @@ class StepReducer:
         """Raise RuntimeError within `synchronized()`, which undoes what `what` would do."""
         if self._is_showing:
             raise RuntimeError(
-                f"{what} within synchronized(), whose parameters are those of all ranks and go at its end. Remedy: "
-                "call it outside of the block"
+                f"{what} within synchronized(): its parameters are merged from all ranks, and are dropped at its end. "
+                "Remedy: call it outside of the block"
             )
 
     def _follow(self) -> None:
@@ -359,7 +359,7 @@ class StepReducer:
 
     @contextmanager
     def synchronized(self) -> Iterator[None]:
-        """A context in which the parameters are those of a meeting now, which training does not know of. Collective."""
+        """A context with the parameters that a meeting would give now. Training is not affected. Collective."""
         if self._is_showing:
             raise RuntimeError("synchronized() within synchronized()")
         self.settle()
@@ -403,7 +403,7 @@ class StepReducer:
     # -- in checkpoints
 
     def state(self) -> dict[str, Any]:
-        """How far the rounds are: the number of steps, and for each parameter what is not None of its place.
+        """The progress of the rounds: the number of steps, and for each parameter the values of its place except None.
 
         It waits for what is under way.
         """

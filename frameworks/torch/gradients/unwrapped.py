@@ -1,4 +1,4 @@
-"""Optimizers that step and are not wrapped: the ranks compare their parameters with those of a wrapped one."""
+"""Optimizers that step and are not wrapped: the ranks compare their parameters along with a wrapped optimizer's."""
 
 from __future__ import annotations
 

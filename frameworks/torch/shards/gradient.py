@@ -20,9 +20,9 @@ _AMP = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
 class ShardedGradient(Tensor):
-    """The reduced gradient of a parameter, of which this rank has the elements that it steps.
+    """The reduced gradient of a parameter. This rank has only the elements that it steps.
 
-    It has the shape of the parameter and no memory for it. What would read elements that are not there raises, such as
+    It has the shape of the parameter and no memory for it. Reading elements that are not there raises, such as
     `torch.nn.utils.clip_grad_norm_`. `zero_()` works, and so does `GradScaler`.
 
     Attributes:

@@ -69,7 +69,7 @@ class Piece(NamedTuple):
         return self.shaped(own)
 
     def shaped(self, elements: Tensor) -> Tensor:
-        """Elements of the part, of shape (n,), in the shape of the part: (n, 1) in that of a matrix, for example.
+        """Elements of the part, of shape (n,), in the shape of the part: (n, 1) for a matrix, for example.
 
         Some optimizers treat matrices and vectors differently.
         """
@@ -127,7 +127,7 @@ def cut(parameter: Tensor, state: dict[str, Any], piece: Piece) -> dict[str, Any
     own = dict[str, Any]()
     for key, value in state.items():
         if not piece.is_whole and by_element(key, value, parameter, parameter.shape):
-            # In the order in which the elements of the parameter lie.
+            # In the memory order of the parameter's elements.
             like = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
             own[key] = piece.shaped(flat(like)[piece.begin : piece.end].clone())
         else:  # steps change it in place, and the same state may be loaded again
@@ -193,13 +193,13 @@ class Shards:
 
     @property
     def reducing(self) -> ProcessSet:
-        """The ranks that reduce: those that share, and other sets of which each has the whole state."""
+        """The ranks that reduce: the ranks that share, and other sets that each have the whole state."""
         return self._options.process_set
 
     # -- what belongs to whom
 
     def buckets(self, slots: Sequence[Slot], groups: Sequence[int | None], threshold_mb: float) -> list[list[int]]:
-        """The buckets of gradients, by index of `slots`, in the order in which they are cut.
+        """The buckets of gradients, by index of `slots`, in the order that they are cut.
 
         Parameters that have a bucket keep it.
         """
@@ -225,7 +225,7 @@ class Shards:
                     raise UnsupportedTensorError(
                         f"parameter {slot.name}: shard= takes no complex parameters. Remedy: leave shard= out"
                     )
-                # Gradients and parameters are cut alike, so those of a bucket have one dtype each.
+                # Gradients and parameters are cut alike, so each bucket has one dtype of gradients and of parameters.
                 dtype: Any = slot.dtype, slot.parameter.dtype
                 group: Any = None if groups[index] is None else (groups[index], dtype)
                 payloads[index] = Payload(slot.size_bytes, dtype, slot.device, group)
@@ -271,7 +271,7 @@ class Shards:
 
     @property
     def has_lost_parts(self) -> bool:
-        """Whether there is state, of which ranks had parts that are gone."""
+        """Whether parts of the state were lost with their ranks."""
         among = self.process_set.rank(), self.process_set.size()
         return self._among not in (None, among) and any(self.optimizer.state.values())
 

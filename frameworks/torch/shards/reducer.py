@@ -1,4 +1,4 @@
-"""The reduction of gradients of which each rank keeps its part."""
+"""The reduction of gradients where each rank keeps only its part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a sharded optimizer as that of the plain one, and back."""
+"""Converts the state of a sharded optimizer to the plain optimizer's state, and back."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _checked_part(shards: Shards, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def numbered(given: dict[str, Any]) -> dict[str, Any]:
-    """A `state_dict` whose parameters have the numbers of its groups, of which `dcp_to_torch_save()` makes words."""
+    """A `state_dict` with its groups' numbers for parameters, which `dcp_to_torch_save()` has turned into strings."""
     numbers = {str(number): number for group in given.get("param_groups", ()) for number in group["params"]}
     if not numbers:
         return given

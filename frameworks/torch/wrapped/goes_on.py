@@ -67,7 +67,7 @@ class GoesOn(Distributed):
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the wrapped optimizer, and "steps". A plain optimizer can load it. Not collective."""
+        """The wrapped optimizer's state, and "steps". A plain optimizer can load it. Not collective."""
         this: Any = self
         return self.wrapped_class.state_dict(this) | {"steps": self.steps}
 

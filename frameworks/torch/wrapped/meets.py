@@ -18,7 +18,7 @@ class Meets(MaySkip, ReducesSteps):
         return self._reducer.gradients
 
     def synchronize(self) -> None:
-        """Reduce the gradients now, in steps that use those of other ranks. It does not end a round.
+        """Reduce the gradients now, in steps that use other ranks' gradients. It does not end a round.
 
         Raises:
             HorovodInternalError: the reduction failed.
@@ -41,7 +41,7 @@ class Meets(MaySkip, ReducesSteps):
         self._reducer.set_passes(checked_passes(passes))
 
     def synchronized(self) -> AbstractContextManager[None]:
-        """A context in which the parameters are what a meeting would make of them now. Collective; blocks.
+        """A context in which the parameters have the values that a meeting would give them now. Collective; blocks.
 
         At its end each rank has its own parameters again, bit by bit, and the round goes on.
 
@@ -66,7 +66,7 @@ class Meets(MaySkip, ReducesSteps):
         self._reducer.end_round()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the wrapped optimizer, and "sync": the number of steps, and where the round is. Not collective.
+        """The wrapped optimizer's state, and "sync": the number of steps, and the round's progress. Not collective.
 
         A plain optimizer can load it. It waits for what is under way.
         """

@@ -41,7 +41,7 @@ class MaySkip(Distributed):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """A context in which `step()` takes the gradients as they are. Not collective.
+        """A context in which `step()` uses the gradients without reducing them. Not collective.
 
         Example:
             >>> optimizer.synchronize()

@@ -1,4 +1,4 @@
-"""Wrapped optimizers of which the ranks reduce what a step has changed: with `op=Adasum`."""
+"""Wrapped optimizers that reduce the changes of each step: with `op=Adasum`."""
 
 from __future__ import annotations
 

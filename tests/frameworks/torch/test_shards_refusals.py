@@ -52,7 +52,7 @@ def test_sets_that_cannot_share() -> None:
     crossing = hvd.add_process_set([0, 1])
     with pytest.raises(ValueError, match=r"rank 0 shares with rank 1, which does not share with the same ranks"):
         wrapped(crossing if hvd.rank() == 0 else own)
-    with pytest.raises(ValueError, match=r"that of rank 0 is not in use\. Remedy: add it with hvd.add_process_set"):
+    with pytest.raises(ValueError, match=r"the set of rank 0 is not in use\. Remedy: add it with hvd.add_process_set"):
         wrapped(hvd.ProcessSet([hvd.rank(), (hvd.rank() + 1) % 4]))
     with pytest.raises(ValueError, match=r'shard_set= needs shard="states"'):
         hvd.DistributedOptimizer(plain_adam(Model().parameters()), shard_set=own)

@@ -161,7 +161,7 @@ def test_wrong_parameters() -> None:
         hvd.broadcast_parameters(model())
     with pytest.raises(TypeError, match=r"takes a torch.optim.Optimizer, not dict"):
         hvd.broadcast_optimizer_state(torch.optim.SGD(model().parameters()).state_dict())
-    with pytest.raises(TypeError, match=r"the state of an optimizer, for which there is broadcast_optimizer_state"):
+    with pytest.raises(TypeError, match=r"the state of an optimizer; for it call broadcast_optimizer_state"):
         hvd.broadcast_parameters(torch.optim.SGD(model().parameters()).state_dict())
     with pytest.raises(UnsupportedTensorError, match=r"extra: expected a torch.Tensor, got int"):
         hvd.broadcast_parameters({"extra": 3})
