@@ -74,7 +74,7 @@ def _key(text: str) -> str:
     if not os.access(text, os.R_OK):
         raise argparse.ArgumentTypeError(f"{text} cannot be read")
     if len(text.split()) != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} has a space in it, at which MPI would cut it")
+        raise argparse.ArgumentTypeError(f"{text!r} has a space in it, and MPI would cut it there")
     return os.path.abspath(text)
 
 

@@ -91,7 +91,7 @@ class RayExecutor:
         if max_workers is not None and min_workers is None:
             raise ValueError("max_workers needs min_workers")
         if min_workers is not None and (num_workers is not None or num_hosts is not None):
-            raise ValueError("min_workers takes the place of num_workers and num_hosts")
+            raise ValueError("min_workers replaces num_workers and num_hosts: leave these out")
         if max_workers is not None and max_workers < (min_workers or 0):
             raise ValueError(f"max_workers={max_workers} is less than min_workers={min_workers}")
         if min_workers is None and (num_workers is None) == (num_hosts is None):

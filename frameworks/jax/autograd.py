@@ -93,7 +93,8 @@ def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, traced: tuple[Traced, 
             )
         if each.operation.op is Adasum:
             raise NotImplementedError(
-                f"{each.name}: Adasum weighs an array as a whole, and vmap would make one of many; use op=Average"
+                f"{each.name}: Adasum scales each array as a whole, but vmap combines many arrays into one; use "
+                "op=Average"
             )
         for array, axis in given:
             in_rows = each.operation.kind in ("allgather", "alltoall", "reducescatter") and axis is not None

@@ -4,9 +4,9 @@
 too. In addition:
 
 - An array is an array of JAX or NumPy or a number, of dtype uint8, int8, int16, int32, int64, float16, bfloat16,
-  float32 or float64; and of bool, uint16, uint32 or uint64 where nothing is reduced. An `allreduce` with Average or Sum takes
-  complex64 and complex128, too, and leaves gradients of integers, of dtype float0, as they are. A tree is any pytree of
-  them, the same on every rank.
+  float32 or float64; and of bool, uint16, uint32 or uint64 where nothing is reduced. An `allreduce` with Average or Sum
+  takes complex64 and complex128, too, and leaves gradients of integers, of dtype float0, unchanged. A tree is any
+  pytree of arrays, the same on every rank.
 - A tree is one operation for the user. Its leaves travel in buckets. Each rank begins all buckets before it waits for
   one, so the order of the buckets may differ between ranks.
 - Inside jit a call is part of the program: it begins when its array is computed, and computations that do not need

@@ -151,8 +151,8 @@ class TreePlan:
         if self.options.codec is not None and self.unnamed and not isinstance(self.options.codec, PowerSGD):
             if _last_of_line.setdefault(self.name, self) is not self:
                 failures.warn(
-                    f"{self.name}: two of one line send codes. What these leave out goes by the name, so it may reach "
-                    "the other's gradients. Remedy: give each a name of its own, such as name='critic'"
+                    f"{self.name}: two calls on one line use a codec. Error feedback is kept by name, so the error of "
+                    "one may reach the other's gradients. Remedy: give each its own name, such as name='critic'"
                 )
             _last_of_line[self.name] = self
         leaves = Leaves.of(tree, self.name, self.options.op, takes_complex=True)

@@ -46,7 +46,7 @@ class Rounds(AddedVariables):
         self.policy = policy = cast(Sync, options.sync)
         for what in ("fragments", "overlap"):
             if (number := getattr(policy, what)) != (what == "fragments"):
-                raise ValueError(f"sync: {what}={number} is not there for Keras. Remedy: leave {what}= out")
+                raise ValueError(f"sync: {what}={number} is not available in Keras. Remedy: leave {what}= out")
         self._name = name
         self._is_idle = not options.process_set.included()
         of_changes = options.of_changes(policy)

@@ -95,7 +95,7 @@ def broadcast_optimizer_state(
         if getattr(optimizer, "_shards", None) is not None:
             raise ValueError(
                 "broadcast_optimizer_state: each rank of a sharded optimizer has a state of its own. Remedy: call "
-                "load_state_dict() on every rank, with what full_state_dict() has given"
+                "load_state_dict() on every rank, with the result of full_state_dict()"
             )
         if not isinstance(optimizer, Optimizer):
             raise TypeError(

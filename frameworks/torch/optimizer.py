@@ -139,13 +139,13 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         raise ValueError(f"this {type(optimizer).__name__} is wrapped already; wrap an optimizer once")
     if not hasattr(optimizer, "param_groups"):
         raise TypeError(
-            f"this {type(optimizer).__name__} has no param_groups, so nothing says which gradients to reduce; wrap the "
-            "optimizer that it holds, and make it with that"
+            f"this {type(optimizer).__name__} has no param_groups, so nothing says which gradients to reduce; wrap its "
+            "inner optimizer first, and make it with the wrapped one"
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "LBFGS decides by the loss how often it evaluates the closure; each rank has its own loss, so the ranks "
-            "would part. Remedy: use another optimizer"
+            "would take different steps. Remedy: use another optimizer"
         )
     checked = GradientOptions.checked(low_rank=True, **options)
     if checked.shard and checked.op is Adasum:

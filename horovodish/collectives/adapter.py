@@ -350,9 +350,8 @@ def _check_targets_differ(members: Sequence[Member], name: str) -> None:
     for (_, end, one), (begin, _, other) in pairwise(places):
         if begin < end:
             raise ValueError(
-                f"{name}: numbers {min(one, other)} and {max(one, other)} of the group are the same memory, at "
-                "least in part, which cannot take two results; name each part once, or use the function that is not in "
-                "place"
+                f"{name}: numbers {min(one, other)} and {max(one, other)} of the group share memory, which cannot "
+                "take two results; pass each part once, or use the function that is not in place"
             )
 
 

@@ -97,8 +97,7 @@ def dtype_code(array: Array, name: str, *, op: ReduceOp | None = None) -> int:
     if code is None:
         if not dtype.isnative:
             raise UnsupportedTensorError(
-                f"{name}: dtype {dtype} has its bytes in the other order; pass "
-                "array.astype(array.dtype.newbyteorder('='))"
+                f"{name}: dtype {dtype} is not in native byte order; pass array.astype(array.dtype.newbyteorder('='))"
             )
         # bfloat16 is no dtype of NumPy's: ml_dtypes adds it, and only its name tells.
         known = dtype.name if dtype.name in DTYPES else str(dtype)
@@ -145,7 +144,7 @@ def _converted(tensor: Any, name: str) -> Array:
         )
     if hasattr(tensor, "is_neg") and tensor.is_neg():
         raise UnsupportedTensorError(
-            f"{name}: this {type(tensor).__name__} is a view that negates its memory, which DLPack does not tell; pass "
+            f"{name}: this {type(tensor).__name__} is a view that negates its memory, and DLPack does not say so; pass "
             "tensor.resolve_neg()"
         )
     kind, index = tensor.__dlpack_device__()

@@ -107,5 +107,5 @@ def _gradients(
         gathered: list[Any] = adapter.group(back, of_results).wait()
         returned = [each * scale for each in gathered]
     if any(tuple(each.shape) != tuple(given.shape) for each, given in zip(returned, inputs, strict=True)):
-        raise HorovodInternalError(f"{name}: rows are missing, of a rank that has joined since the forward pass")
+        raise HorovodInternalError(f"{name}: a rank has joined since the forward pass, so its rows are missing")
     return returned

@@ -264,7 +264,7 @@ def agree_on_counters(process_sets: Sequence[ProcessSet]) -> None:
     if not steps and most:
         failures.warn(
             f"rank {basics.rank()} has joined before its first step, and another rank has made {most}: it had no "
-            "batch. Remedy: give every rank as many samples, or make batches smaller"
+            "batch. Remedy: give every rank equally many samples, or make batches smaller"
         )
 
 

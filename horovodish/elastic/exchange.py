@@ -121,8 +121,8 @@ def exchange(states: Sequence[_State], note: Any = None, *, in_recovery: bool = 
         numbers = [", ".join(str(number + 1) for number in each.offers) for each in told]
         by_rank = "; ".join(f"rank {rank}: {states}" for rank, states in enumerate(numbers))
         raise MismatchError(
-            f"the ranks are at different states, counted as each rank has made them: {by_rank}. Make the same states "
-            "in the same order on all ranks, and have all ranks go through the same blocks"
+            f"the ranks are at different states, numbered in the order that each rank has made them: {by_rank}. Make "
+            "the same states in the same order on all ranks, and have all ranks go through the same blocks"
         )
     for state in states:
         of_all = [each.offers.get(state._number) for each in told]

@@ -63,7 +63,7 @@ class _Loop:
         if part(OfAll).in_block is not None:
             raise RuntimeError(
                 "a block of hvd.elastic.attempt or run began within another one. A recovery goes back to the beginning "
-                "of a block, so put them behind each other"
+                "of a block, so run them one after the other"
             )
         if not isinstance(state, State):
             raise TypeError(
@@ -73,8 +73,8 @@ class _Loop:
         for method in ("save", "restore", "sync"):
             if getattr(type(state), method) is not getattr(State, method):
                 raise TypeError(
-                    f"{type(state).__name__} has a {method}() of its own, which a recovery would not call. Give the "
-                    "state what it holds as attributes: models stay the same objects, and values are pickled"
+                    f"{type(state).__name__} has a {method}() of its own, which a recovery would not call. Put its "
+                    "data into attributes of the state: models stay the same objects, and values are pickled"
                 )
         basics.init()
         membership.follow()
@@ -115,8 +115,8 @@ class _Loop:
                 raise
             self.deferred = problem
             warnings.warn(
-                "a collective has failed in a block that came to its end. The next block of hvd.elastic goes back to a "
-                "commit; without one, what this block has done may be wrong. Let such errors pass",
+                "a collective has failed, but its block went on to its end. The next block of hvd.elastic goes back to "
+                "a commit; without a next block, this block's results may be wrong. Do not catch such errors",
                 RuntimeWarning,
                 stacklevel=4,
             )

@@ -158,7 +158,7 @@ def _form(told: _Told, ranks: list[int]) -> None:
     try:
         basics.init(ranks)
     except Exception as problem:
-        print(f"horovodish: the ranks that are left could not start again: {problem}", file=sys.stderr, flush=True)
+        print(f"horovodish: the remaining ranks could not start again: {problem}", file=sys.stderr, flush=True)
         run_folder.reached("regroup")  # the launcher has new processes go on
     else:
         told.answers.put(("formed", ""))

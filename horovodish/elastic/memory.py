@@ -295,7 +295,7 @@ def _opened(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise PermissionError(
             f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}, and this job's files "
-            "are for its own user alone: remove it, and look who has made it"
+            "must belong to its own user: remove it, and find out who has made it"
         )
     return descriptor
 

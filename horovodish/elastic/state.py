@@ -109,8 +109,9 @@ class State:
         self._check_commits()
         if not self._commit(copies=True):
             raise RuntimeError(
-                "save() came within a window of gradient accumulation, or a round of sync=: what the state counts has "
-                "not had its effect yet. Call it after the optimizer's step, or after optimizer.end_round()"
+                "save() was called within a window of gradient accumulation, or a round of sync=: the parameters do "
+                "not have all steps that the state counts. Call it after the optimizer's step, or after "
+                "optimizer.end_round()"
             )
 
     def restore(self) -> None:
@@ -257,8 +258,8 @@ class State:
     def _check_commits(self) -> None:
         if part(OfAll).in_block not in (None, self):
             raise RuntimeError(
-                "a state was committed in the block of another one. They would not go back together: put what changes "
-                "in the same step into one state"
+                "a state was committed in the block of another one. A recovery would not take both back to the same "
+                "step: put all values that change in a step into one state"
             )
         basics.check_no_loss()
 

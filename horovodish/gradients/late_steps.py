@@ -173,8 +173,8 @@ class LateSteps:
         if self in running.earlier:
             raise ValueError(
                 f"{self._name}: two optimizers with wait_for= take steps in turns without hvd.join() between them, so "
-                "ranks could wait for each other in different ones. Remedy: give all parameters to one optimizer, or "
-                "leave wait_for= out"
+                "ranks could wait for each other in different optimizers. Remedy: give all parameters to one "
+                "optimizer, or leave wait_for= out"
             )
         if running.latest not in (None, self):
             running.earlier.add(running.latest)
@@ -395,7 +395,7 @@ class LateSteps:
             self._has_warned = True
             print(
                 f"horovodish: warning: {self._name}: step {step} has waited {seconds:.0f} s for ranks {missing}. A "
-                f"step goes on with {self._wait_for} ranks, unless another one lags {self._stale} steps",
+                f"step goes on with {self._wait_for} ranks, unless another rank lags {self._stale} steps",
                 file=sys.stderr,
                 flush=True,
             )

@@ -87,7 +87,7 @@ class ReductionOptions(TypedDict, total=False):
     ]
     compression: Annotated[
         Compressor,
-        Option(NoneCompressor, "what travels instead of each gradient; see `Compression`.", check_compression),
+        Option(NoneCompressor, "how gradients are compressed to travel; see `Compression`.", check_compression),
     ]
     gradient_predivide_factor: Annotated[
         float,
@@ -119,13 +119,13 @@ class OptimizerOptions(ReductionOptions, total=False):
 class ModelOptions(ReductionOptions, total=False):
     """Where gradients may be sparse, and belong to parameters that the user can name."""
 
-    num_groups: Annotated[int, Option(0, "Horovod's older way to say `groups` with a number.")]
+    num_groups: Annotated[int, Option(0, "Horovod's older name for `groups` as a number.")]
     groups: Annotated[
         Groups,
         Option(
             None,
             "which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of trainable "
-            "parameters or variables, or the number of groups to make of all. Those in no list are fused as usual.",
+            "parameters or variables, or a number of groups to make. Gradients in no list are fused as usual.",
         ),
     ]
     sparse_as_dense: Annotated[
@@ -140,8 +140,8 @@ class ShardOptions(TypedDict, total=False):
         str,
         Option(
             "",
-            'with "states", each rank keeps the state of its part of the parameters, and steps that (ZeRO-1). With '
-            '"gradients", it keeps the reduced gradients of its part only, too (ZeRO-2).',
+            'with "states", each rank keeps the optimizer state of its part of the parameters, and steps only this '
+            'part (ZeRO-1). With "gradients", it also keeps only its part of the reduced gradients (ZeRO-2).',
             checked_way,
         ),
     ]
@@ -149,8 +149,8 @@ class ShardOptions(TypedDict, total=False):
         str,
         Option(
             "element",
-            'with "element", the ranks have equally many elements of each bucket. With "parameter", each parameter is '
-            "one rank's as a whole, for optimizers such as LAMB and Muon that look at whole tensors.",
+            'with "element", the ranks have equally many elements of each bucket. With "parameter", each whole '
+            "parameter belongs to one rank, for optimizers such as LAMB and Muon that look at whole tensors.",
             checked_cut,
         ),
     ]
@@ -179,8 +179,8 @@ class SyncOptions(TypedDict, total=False):
         Sync | None,
         Option(
             None,
-            "when ranks meet that take steps of their own: `LocalSGD`, `DiLoCo`, `Hierarchical`, or another `Sync`. "
-            "None: they reduce gradients in every step.",
+            "lets ranks take their own steps, and says when they meet: `LocalSGD`, `DiLoCo`, `Hierarchical`, or "
+            "another `Sync`. None: they reduce gradients in every step.",
             _checked_sync,
         ),
     ]
@@ -399,8 +399,8 @@ class GradientOptions:
                 )
             if values["shard"]:
                 raise ValueError(
-                    f"compression={codec!r} is not there yet for shard=; use Compression.fp16 or .bf16, or leave out "
-                    "shard="
+                    f"compression={codec!r} is not yet available with shard=; use Compression.fp16 or .bf16, or leave "
+                    "out shard="
                 )
         return cls(
             values,
@@ -481,7 +481,8 @@ class GradientOptions:
             failures.warn(
                 f"compression={self.codec!r} and {type(optimizer).__name__}: the optimizer divides each element by the "
                 "size of its past gradients, and with one bit all elements of a block have the same size, so the loss "
-                "may end far above that without a codec. Remedy: use Compression.int8 or .int4, or SGD with momentum"
+                "may end far above the loss without a codec. Remedy: use Compression.int8 or .int4, or SGD with "
+                "momentum"
             )
 
     def operation(self, name: str, member_names: Sequence[str] = ()) -> Operation:
@@ -522,7 +523,7 @@ def check_trained(what: str, chosen: Iterable[Any], trained: Iterable[Any]) -> N
     known = {id(parameter) for parameter in trained}
     for parameter in chosen:
         if id(parameter) not in known:
-            raise ValueError(f"{what}: {_description(parameter)} is none of the parameters that the optimizer trains")
+            raise ValueError(f"{what}: {_description(parameter)} is not among the parameters that the optimizer trains")
 
 
 def not_wrapped(function: str, wanted: str, given: object, remedy: str = "") -> TypeError:

@@ -248,8 +248,8 @@ def ranks_within(policy: Sync, process_set: ProcessSet) -> ProcessSet | None:
         ranks = policy.within.ranks
         if basics.rank() not in ranks or not {*ranks} <= {*process_set.ranks}:
             raise ValueError(
-                f"sync: within= has ranks {ranks}. Remedy: rank {basics.rank()} must pass a set that has it, of ranks "
-                f"among {process_set.ranks}"
+                f"sync: within= has ranks {ranks}. Remedy: on rank {basics.rank()}, pass a set that contains this rank "
+                f"and only ranks among {process_set.ranks}"
             )
         return policy.within
     topology = basics.running().engine_topology

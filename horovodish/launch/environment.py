@@ -69,6 +69,6 @@ def check_no_other_launcher(environ: Mapping[str, str] | None = None) -> None:
     processes = environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in environ and processes != "1":
         raise LaunchError(
-            f"torchrun has started {processes} processes, but MPI knows nothing of that and each would train alone. "
+            f"torchrun has started {processes} processes, but not as ranks of MPI, so each would train alone. "
             f"Start them with: horovodish run -np {processes} python ..."
         )

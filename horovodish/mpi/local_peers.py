@@ -86,7 +86,7 @@ def connect(local_comm: Any, memory_bytes: int, timeout_seconds: float) -> Local
     except OSError as problem:
         raise LaunchError(
             f"local rank {own} could not exchange memory with the other {size - 1} ranks of this host: {problem}. "
-            "See whether they still run; HOROVODISH_PLANE=mpi_ring does without shared memory."
+            "Check whether they still run; HOROVODISH_PLANE=mpi_ring needs no shared memory."
         ) from problem
 
 

@@ -441,7 +441,7 @@ def end_for_others() -> None:
 
 
 def _warn_of_unread(error: Exception) -> None:
-    print(f"horovodish: warning: an operation that the script did not wait for: {error}", file=sys.stderr, flush=True)
+    print(f"horovodish: warning: an operation failed without a wait for it: {error}", file=sys.stderr, flush=True)
 
 
 def _warn_of_caught() -> None:

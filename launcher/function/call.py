@@ -47,7 +47,7 @@ class Call:
             name = getattr(func, "__qualname__", repr(func))
             raise TypeError(
                 f"{name} and its arguments cannot be pickled for the ranks: {problem}. "
-                "Make inside the function what cannot travel, such as locks, connections and generators"
+                "Create objects that cannot travel, such as locks, connections and generators, inside the function"
             ) from problem
         in_no_file = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
         return cls(function, list(sys.path), in_no_file)

@@ -29,7 +29,7 @@ def run(
     options = options_of(flags, environ)
     if options.is_elastic:
         raise LaunchError(
-            "horovodish.run() returns what every rank returns, so it cannot go on without ranks. For elastic training "
+            "horovodish.run() returns the result of every rank, so it cannot lose ranks. For elastic training "
             "start a script: horovodish run --min-np N ..."
         )
     call = Call.of(func, args, kwargs)
@@ -72,7 +72,7 @@ def _arguments(given: Mapping[str, Any]) -> list[str]:
             continue
         if name not in known:
             if name == "config_file":
-                raise TypeError("horovodish.run() takes no config_file; pass what it sets as arguments")
+                raise TypeError("horovodish.run() takes no config_file; pass its settings as arguments")
             raise TypeError(f"horovodish.run() has no argument {name}{did_you_mean(name, known)}")
         action = known[name]
         flag = next(flag for flag in action.option_strings if flag.startswith("--"))

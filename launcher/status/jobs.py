@@ -88,7 +88,7 @@ def ask(job: str, question: str) -> list[JobStatus]:
         return chosen
     here = f"of user {os.geteuid()} on {socket.gethostname()}"
     if not answers:
-        raise LaunchError(f"no job {here} runs. Remedy: ask on the host on which `horovodish run` was started")
+        raise LaunchError(f"no job {here} runs. Remedy: ask on the host where `horovodish run` was started")
     running = ", ".join(f"{each.process} {each.name}".strip() for each in answers)
     raise LaunchError(f"there is no job {job} {here}; running: {running}")
 

@@ -355,7 +355,7 @@ def test_twenty_jobs(executors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"num_workers": 2, "gpus_per_worker": 1}, "gpus_per_worker needs use_gpu=True"),
         ({"num_workers": 0}, "at least 1"),
         ({"max_workers": 2}, "max_workers needs min_workers"),
-        ({"min_workers": 2, "num_workers": 2}, "min_workers takes the place of num_workers"),
+        ({"min_workers": 2, "num_workers": 2}, "min_workers replaces num_workers"),
         ({"min_workers": 2, "max_workers": 1}, "max_workers=1 is less than min_workers=2"),
     ],
 )

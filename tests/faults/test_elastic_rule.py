@@ -155,7 +155,7 @@ def test_a_loss_that_was_caught_leaves_no_step_out(kind: str, tmp_path: Path) ->
     ended = run_elastic(catch_everything, tmp_path, 2, kind, flags=["--min-np", "1"])
     assert ended.status == 0, ended.said
     assert ended.results == [[STEPS, sum(range(STEPS)), True]]
-    warning = "a collective has failed in a block that came to its end"
+    warning = "a collective has failed, but its block went on to its end"
     assert (warning in ended.said) == (kind == "blocks")
 
 

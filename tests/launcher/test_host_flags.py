@@ -91,5 +91,5 @@ def test_what_makes_no_sense(flags: list[str], message: str, capsys: pytest.Capt
 def test_a_key_with_a_space_in_its_name(tmp_path: Path) -> None:
     key = tmp_path / "my key"
     key.touch()
-    with pytest.raises(SettingError, match="has a space in it, at which MPI would cut it"):
+    with pytest.raises(SettingError, match="has a space in it, and MPI would cut it there"):
         run_parser().parse(["-i", str(key), "true"])

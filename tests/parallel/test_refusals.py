@@ -96,14 +96,14 @@ def test_memory_that_is_in_a_group_twice() -> None:
     twice = np.zeros(4)
     one_rank_is_wrong(
         ValueError,
-        "numbers 0 and 2 of the group are the same memory",
+        "numbers 0 and 2 of the group share memory",
         lambda: hvd.grouped_allreduce_([FOUR.copy(), np.zeros(0), twice, np.zeros(0)], name="x"),
         lambda: hvd.grouped_allreduce_([twice, np.zeros(0), twice, np.zeros(0)], name="x"),
     )
     whole = np.zeros(6, np.float32)
     one_rank_is_wrong(
         ValueError,
-        "numbers 0 and 2 of the group are the same memory, at least in part",
+        "numbers 0 and 2 of the group share memory, which cannot take two results",
         lambda: hvd.grouped_allreduce_([whole[3:], whole[1:1], whole[:3]], name="x"),
         lambda: hvd.grouped_allreduce_([whole[2:], whole[1:1], whole[:3]], name="x"),
     )

@@ -119,7 +119,7 @@ def test_a_gradient_that_only_some_ranks_have() -> None:
 def test_groups_of_other_parameters() -> None:
     for groups, text in (
         (-1, "groups=-1 is not possible"),
-        ([[Tensor(np.zeros(2))]], r"groups: a Tensor of shape \(2,\) is none of the parameters that the optimizer"),
+        ([[Tensor(np.zeros(2))]], r"groups: a Tensor of shape \(2,\) is not among the parameters that the optimizer"),
     ):
         with pytest.raises(ValueError, match=text):
             toy.DistributedOptimizer(SGD(Toy().model(conformance.parameters(seed=0)), RATE), groups=groups)

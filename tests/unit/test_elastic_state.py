@@ -285,7 +285,7 @@ def test_within_a_window_of_accumulation_nothing_is_committed() -> None:
         state.commit()
     with pytest.warns(RuntimeWarning, match=r"1000 calls of commit\(\) in a row were within a window"):
         state.commit()
-    with pytest.raises(RuntimeError, match=r"save\(\) came within a window of gradient accumulation, or a round"):
+    with pytest.raises(RuntimeError, match=r"save\(\) was called within a window of gradient accumulation, or a round"):
         state.save()
     assert not state._position[2]
     window.passes = 0
@@ -493,7 +493,7 @@ class Own(State):
 
 def test_a_state_with_methods_that_no_recovery_calls_is_refused() -> None:
     message = (
-        r"Own has a save\(\) of its own, which a recovery would not call\. Give the state what it holds as attributes"
+        r"Own has a save\(\) of its own, which a recovery would not call\. Put its data into attributes of the state"
     )
     with pytest.raises(TypeError, match=message):
         elastic.run(lambda _: None)(Own())

@@ -26,7 +26,7 @@ PARAMETER, OTHER = np.zeros(2), np.zeros((3, 4))
         ({"op": Adasum, "compression": Compression.topk(0.1)}, r"Compression\.topk\(0\.1\) needs op=Average or op=Sum"),
         (
             {"shard": "states", "compression": Compression.int8},
-            r"compression=Compression\.int8 is not there yet for shard=",
+            r"compression=Compression\.int8 is not yet available with shard=",
         ),
         ({"gradient_predivide_factor": 0.0}, r"gradient_predivide_factor=0\.0 is not positive"),
         ({"compression": "fp16"}, "compression='fp16' is not a compression; use Compression.none"),
@@ -69,7 +69,7 @@ def test_groups() -> None:
     assert lists.groups_of(parameters) == [1, None, None, 0, 0]
     assert [options.names_members for options in (checked(), checked(groups=1), lists)] == [False, False, True]
     lists.check_groups(parameters)
-    with pytest.raises(ValueError, match=r"groups: a ndarray of shape \(1,\) is none of the parameters that the opt"):
+    with pytest.raises(ValueError, match=r"groups: a ndarray of shape \(1,\) is not among the parameters that the o"):
         lists.check_groups(parameters[1:])
     with pytest.warns(DeprecationWarning, match="pass groups="):
         assert checked(num_groups=2, op=Max).groups == 2
@@ -79,7 +79,7 @@ def test_the_name_of_a_parameter_is_told() -> None:
     class Variable:
         path = "dense/kernel"
 
-    with pytest.raises(ValueError, match="local variables: dense/kernel is none of the parameters"):
+    with pytest.raises(ValueError, match="local variables: dense/kernel is not among the parameters"):
         check_trained("local variables", [Variable()], [])
 
 

@@ -109,7 +109,7 @@ class _Terms:
         if name not in _BY_ELEMENT:
             raise _NotByElementError(f"{name} does not compute each element of {first} by itself")
         if any(each.parameter is None and not each.uniform for each in inputs):
-            raise _NotByElementError(f"{name} gives each element of {first} a number of its own, such as noise")
+            raise _NotByElementError(f"{name} combines each element of {first} with another number, such as noise")
         return _Value(term, numbers.pop(), False)
 
 
@@ -160,14 +160,14 @@ def check(
             try:
                 cut, cut_found, cut_structure = traced(shapes)
             except (IndexError, TypeError, ValueError) as problem:
-                raise _NotByElementError(f"it does not take arrays that are cut: {problem}") from problem
+                raise _NotByElementError(f"it does not work on pieces of arrays: {problem}") from problem
             if cut_structure != structure or len(found) != len(results):
                 raise _NotByElementError("its state depends on the shape of a parameter, or changes")
             pairs = zip(expected, terms.results(cut, values), strict=True)
             for (path, aval), (_, piece), of, pair in zip(found, cut_found, results, pairs, strict=True):
                 name = jax.tree_util.keystr(path)
                 if pair[0].term != pair[1].term:
-                    raise _NotByElementError(f"what becomes of {name} depends on the shape of a parameter")
+                    raise _NotByElementError(f"the result {name} depends on the shape of a parameter")
                 if aval.shape != (piece.shape if of is None else layout.shapes[of]) or any(
                     each.parameter != of and (each.parameter is not None or not each.uniform) for each in pair
                 ):

@@ -53,7 +53,7 @@ class LateReducer:
         """
         if self._late is not None:
             raise ValueError(
-                "wait_for=: the optimizer has got other parameters after its first step or join(), but ranks are at "
+                "wait_for=: the optimizer's parameters have changed after its first step or join(), but ranks are at "
                 "different steps. Remedy: give it all parameters before"
             )
         for name, parameter in self._parameters.in_order():
@@ -93,8 +93,8 @@ class LateReducer:
         trained = self._trainable()
         if [id(each) for _, each in trained] != [id(each) for _, each in self._trained]:
             raise ValueError(
-                "wait_for=: other parameters are trained than in the first step or join(), but ranks are at different "
-                "steps. Remedy: freeze and unfreeze parameters before, or leave wait_for= out"
+                "wait_for=: the trained parameters have changed since the first step or join(), but ranks are at "
+                "different steps. Remedy: freeze and unfreeze parameters before, or leave wait_for= out"
             )
         assert self._late is not None
         options = options_of(self._wrapped)

@@ -162,8 +162,8 @@ class Reducer(PlannedGradients):
         if self._phase not in IN_BACKWARD:
             if self._phase is Phase.FLUSHED and self.interrupted:
                 raise RuntimeError(
-                    "backward() before the reduction of an earlier one has ended, whose wait an exception has "
-                    "interrupted: call optimizer.zero_grad() or optimizer.synchronize() first"
+                    "backward() came while an earlier reduction has not ended, because an exception has interrupted "
+                    "the wait for it: call optimizer.zero_grad() or optimizer.synchronize() first"
                 )
             backward.join(self)
             self._phase = self._phase_of_pass()

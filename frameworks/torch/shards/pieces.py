@@ -152,12 +152,12 @@ class Shards:
             if any(word in kind.lower() for word in _ALL):
                 raise ValueError(
                     f"{kind} looks at all parameters to step one, or takes sparse gradients only, so ranks that have a "
-                    "part would step otherwise. Remedy: leave shard= out"
+                    "part would take wrong steps. Remedy: leave shard= out"
                 )
             if options.shard_by == "element" and any(word in kind.lower() for word in _WHOLE):
                 raise ValueError(
                     f"shard={options.shard!r} cuts parameters by elements, but {kind} looks at whole tensors, so its "
-                    'results would be others. Remedy: shard_by="parameter"'
+                    'results would be wrong. Remedy: shard_by="parameter"'
                 )
         if callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None)):
             raise ValueError(
@@ -167,7 +167,7 @@ class Shards:
         if any(float(its.get("step", 1)) > 0 for its in optimizer.state.values()):
             raise ValueError(
                 "an optimizer that has made steps cannot become sharded. Remedy: wrap it first, then call "
-                "load_state_dict() on every rank, with what the optimizer's state_dict() was"
+                "load_state_dict() on every rank, with the state_dict() of the optimizer before it was wrapped"
             )
         self._optimizer = weakref.ref(optimizer)
         self._options = options
@@ -207,13 +207,13 @@ class Shards:
         if self._among not in (None, (place, ranks)):
             raise ValueError(
                 f"a sharded optimizer has parts for {self._among and self._among[1]} ranks, but there are {ranks} now, "
-                "or in another order. Remedy: make it anew after init(), and load what full_state_dict() has given"
+                "or their order is another one. Remedy: make it again after init(), and load the full_state_dict()"
             )
         self._among = place, ranks
         index_of = {id(slot.parameter): index for index, slot in enumerate(slots)}
         if any(id(each()) not in index_of for bucket in self._buckets for each in bucket):
             raise ValueError(
-                "a parameter has left a sharded optimizer, which would move the parts of others to other ranks. "
+                "a parameter has left a sharded optimizer. This would move parts of other parameters between ranks. "
                 "Remedy: freeze it by requires_grad_(False) and leave it in the optimizer"
             )
         kept = [[index_of[id(each())] for each in bucket] for bucket in self._buckets]
@@ -316,8 +316,8 @@ class Shards:
         if found is not None:
             if _strides(parameter) != found.strides:
                 raise ValueError(
-                    f"a parameter of shape {tuple(parameter.shape)} has strides {parameter.stride()} now, but others "
-                    "when the optimizer was wrapped, so the parts of its gradient and its state are of other elements. "
+                    f"a parameter of shape {tuple(parameter.shape)} has strides {parameter.stride()} now, but had "
+                    "others when the optimizer was wrapped, so its gradient's parts and its state's do not match. "
                     "Remedy: convert the model, as to channels_last, before DistributedOptimizer"
                 )
             own = found.of(parameter)

@@ -59,7 +59,7 @@ def test_two_optimizers_of_one_line_are_told_to_have_names() -> None:
             warnings.simplefilter("always")
             for optimizer in pair:
                 optimizer.update(jnp.ones(8), optimizer.init(jnp.ones(8)), jnp.ones(8))
-        said = [str(each.message) for each in caught if "two of one line send codes" in str(each.message)]
+        said = [str(each.message) for each in caught if "two calls on one line use a codec" in str(each.message)]
         assert [each.partition(".py:")[0] for each in said] == ([] if names[0] else ["optimizer.test_codecs"]), said
 
 

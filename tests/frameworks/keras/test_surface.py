@@ -56,7 +56,7 @@ def test_mistakes_are_refused() -> None:
     for again in (once, keras.optimizers.LossScaleOptimizer(once)):
         with pytest.raises(ValueError, match="wrap an optimizer once"):
             hvd.DistributedOptimizer(again)
-    with pytest.raises(ValueError, match=r"is none of the parameters that the optimizer trains"):
+    with pytest.raises(ValueError, match=r"is not among the parameters that the optimizer trains"):
         hvd.DistributedOptimizer(sgd(), groups=[[weight]]).build([keras.Variable(np.zeros(2, "float32"))])
     with pytest.raises(ValueError, match="is not built yet"):
         hvd.PartialDistributedOptimizer(sgd(), local_layers=keras.layers.Dense(1))

@@ -424,8 +424,8 @@ def test_ranks_that_begin_with_different_variables_are_warned() -> None:
 @on_ranks(2)
 def test_what_is_not_there_is_refused() -> None:
     for sync, text in (
-        (hvd.DiLoCo(4, fragments=2), "fragments=2 is not there for Keras. Remedy: leave fragments= out"),
-        (hvd.DiLoCo(4, overlap=1), "overlap=1 is not there for Keras"),
+        (hvd.DiLoCo(4, fragments=2), "fragments=2 is not available in Keras. Remedy: leave fragments= out"),
+        (hvd.DiLoCo(4, overlap=1), "overlap=1 is not available in Keras"),
     ):
         with pytest.raises(ValueError, match=text):
             hvd.DistributedOptimizer(plain(), sync=sync)

@@ -109,7 +109,7 @@ def test_wrong_groups() -> None:
     for groups, text in [
         (-1, "groups=-1 is not possible"),
         ([p, q], "list of lists of parameters, not of Parameter"),
-        ([[p], [leaf()]], "groups: a Parameter of shape .* is none of the parameters that the optimizer trains"),
+        ([[p], [leaf()]], "groups: a Parameter of shape .* is not among the parameters that the optimizer trains"),
         ([[p, q], [p]], "a parameter in group 0 and in group 1"),
     ]:
         with pytest.raises(ValueError, match=text):

@@ -154,7 +154,7 @@ def test_what_is_refused() -> None:
         powersgd(0)
     with pytest.raises(ValueError, match=r"powersgd\(4\) is for DistributedOptimizer; use Compression\.int8"):
         hvd.allreduce(weight, compression=powersgd(4))
-    with pytest.raises(ValueError, match=r"powersgd\(2\) is not there yet for shard="):
+    with pytest.raises(ValueError, match=r"powersgd\(2\) is not yet available with shard="):
         wrapped(weight, powersgd(), shard="states")
     with pytest.raises(ValueError, match=r"powersgd\(2\) needs op=Average or op=Sum"):
         wrapped(weight, powersgd(), op=hvd.Adasum)

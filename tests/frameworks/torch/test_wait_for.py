@@ -541,7 +541,7 @@ def test_who_is_waited_for_is_said() -> None:
     assert [outcome.ended for outcome in outcomes] == ["returned"] * 2
     said = "".join(outcome.output for outcome in outcomes)
     (line,) = [line for line in said.splitlines() if "horovodish" in line]
-    assert "step 2 has waited 3 s for ranks [1]. A step goes on with 2 ranks, unless another one lags 8 steps" in line
+    assert "step 2 has waited 3 s for ranks [1]. A step goes on with 2 ranks, unless another rank lags 8 steps" in line
 
 
 EXITS = """

@@ -223,9 +223,9 @@ def test_from_a_thread_that_is_not_the_first() -> None:
         ({"verbose": "very"}, TypeError, "verbose is True or False, not 'very'"),
         ({"autotune": 7}, TypeError, "autotune is True or False, not 7"),
         ({"use_mpi": "yes"}, TypeError, "use_mpi is True or False, not 'yes'"),
-        ({"min_np": 1}, hvd.LaunchError, "cannot go on without ranks. For elastic training start a script"),
+        ({"min_np": 1}, hvd.LaunchError, "cannot lose ranks. For elastic training start a script"),
         ({"check": True}, TypeError, "has no argument check"),
-        ({"config_file": "x.yaml"}, TypeError, "takes no config_file; pass what it sets as arguments"),
+        ({"config_file": "x.yaml"}, TypeError, "takes no config_file; pass its settings as arguments"),
         ({"env": {"A": 3}}, TypeError, "env has 'A': 3, but variables are text"),
     ],
 )

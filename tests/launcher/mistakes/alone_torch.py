@@ -84,7 +84,7 @@ def metric_of_rank_0_at_the_end():
 
 def no_batch_before_a_join():
     r"""alone_torch.py:\d+: RuntimeWarning: rank 1 has joined before its first step, and another rank has made 2:
-    it had no batch. Remedy: give every rank as many samples"""
+    it had no batch. Remedy: give every rank equally many samples"""
     train(2 * (1 - rank))
     hvd.join()
 
