@@ -25,7 +25,7 @@ def exported(package: str) -> list[str]:
 
 
 def look_up(package: str, name: str) -> object:
-    """What the `__getattr__` of a package does: return a module of it, or raise AttributeError with a remedy.
+    """The `__getattr__` of a package: return a module of it, or raise AttributeError with a remedy.
 
     Where a package has no `mpi_ops` or `functions`, it is the package itself: `hvd.mpi_ops.Sum` is `hvd.Sum`.
 

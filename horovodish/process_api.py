@@ -1,5 +1,5 @@
 # ruff: noqa: F403
-"""What `horovodish` and the shim of every framework have in common: all public names of the modules below."""
+"""The public names that `horovodish` and the shim of every framework share: all names of the modules below."""
 
 import typing as _typing
 

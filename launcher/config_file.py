@@ -30,7 +30,7 @@ ENABLED = "enabled"
 
 
 def read(path: str, parser: Parser) -> dict[str, Any]:
-    """What the file says, as defaults for the parser: values by the `dest` of the flags.
+    """The settings of the file, as defaults for the parser: values by the `dest` of the flags.
 
     Raises:
         SettingError: the file cannot be read, or has an unknown key, a key twice or a value that is not accepted; the

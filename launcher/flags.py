@@ -25,7 +25,7 @@ OF_OTHER_LAUNCHERS = {
 OVERRIDES = "A variable sets each, too. The config file overrides the variable;\na flag overrides both."
 COMMANDS = {
     "run": "start N ranks of a command: horovodish run -np N COMMAND ...",
-    "check": "print what is installed, and whether ranks can be started here",
+    "check": "print the installed software, and whether ranks can be started here",
     "report": "make a page of the records of a run: where the time of its steps went",
     "predict": "say what more ranks, other links and other strategies would give",
     "status": "show what a running job does, and which rank the others wait for",
@@ -44,7 +44,7 @@ SHORT = (
     *("min_np", "max_np", "host_discovery_script", "prefix_output", "output_filename", "report"),
     *("verbose", "as_horovod", "help", "help_all", "version"),
 )
-"""What `horovodish run --help` explains, by the names of the attributes. `--help-all` explains every flag."""
+"""The flags that `horovodish run --help` explains, by attribute name. `--help-all` explains every flag."""
 SHORT_WIDTH = 36
 """How much of a line of it the names of the flags take."""
 
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def named(self) -> dict[str, argparse.Action]:
-        """What a config file or a caller in Python can set, by the names of the flags, without their dashes."""
+        """The flags that a config file or a caller in Python can set, by name without dashes."""
         return {
             flag.lstrip("-"): action
             for action in self._actions
@@ -161,7 +161,7 @@ def check_parser() -> Parser:
     """The parser of `horovodish check`."""
     checks = Parser(
         prog="horovodish check",
-        description="Prints what is installed and what is missing, and lets two ranks talk to each other. "
+        description="Prints what is installed and what is missing, and lets two ranks exchange data. "
         "The exit status is 0 if ranks can be started here, and 1 if not.",
     )
     checks.add_argument("--json", action="store_true", help="print it as JSON")
@@ -288,7 +288,7 @@ def run_parser() -> Parser:
         ignored.add_argument(knob.flag, help=knob.reason, **kind)
     reports = runs.add_argument_group("instead of a run")
     reports.add_argument("-h", "--help", action=_PrintShortHelp, nargs=0, help="print the commonest flags")
-    reports.add_argument("--help-all", action="help", help="print all flags, also those of Horovod without effect")
+    reports.add_argument("--help-all", action="help", help="print all flags, also Horovod's flags without effect")
     _add_reports(reports)
     return runs
 

@@ -32,7 +32,7 @@ from horovodish.settings import COMPATIBILITY, OUTPUT, table
 EXAMPLE = "horovodish run -np 2 python train.py"
 LONGEST_NUMBER = 18
 WHAT, WHERE, ELASTIC = "what runs", "where it runs", "elastic training"
-"""Titles among the flags, besides those of the settings."""
+"""Titles among the flags, besides the titles of the settings."""
 
 
 def count(text: str, what: str = "a whole number from 1", least: int = 1) -> int:
@@ -122,7 +122,7 @@ _what, _where, _elastic, _output = (functools.partial(_flag, group) for group in
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What the user wants to be run, and how. `launch_options()` makes one.
+    """The program that the user wants to run, and how. `launch_options()` makes one.
 
     Attributes:
         command: what each rank runs.

@@ -17,12 +17,12 @@ _OPTIONS = ["-P"] if sys.version_info >= (3, 11) else []
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """What runs as `python -m MODULE ARGUMENTS` does."""
+    """The command that runs as `python -m MODULE ARGUMENTS` does."""
     return [*program_command(f"import runpy; runpy.run_module('{module}', None, '__main__', True)"), *arguments]
 
 
 def program_command(text: str) -> list[str]:
-    """What runs as `python -c TEXT` does. `text` begins with a statement, not with an indentation.
+    """The command that runs as `python -c TEXT` does. `text` begins with a statement, not with an indentation.
 
     It finds this package last on `sys.path`, unless it is installed: a program of the user may have found it elsewhere.
     """
@@ -31,7 +31,7 @@ def program_command(text: str) -> list[str]:
 
 
 def answer(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """What a command writes to stdout and stderr, and its exit status. It reads nothing.
+    """The stdout and stderr of a command, and its exit status. The command reads nothing.
 
     Raises:
         OSError: it cannot be started.

@@ -24,7 +24,7 @@ __all__ = ["RayExecutor", "RaySettings"]
 
 @dataclass(frozen=True)
 class RaySettings:
-    """What `RayExecutor.create_settings()` returns.
+    """The result of `RayExecutor.create_settings()`.
 
     Attributes:
         timeout_s: how many seconds the actors may take to come up.

@@ -1,4 +1,4 @@
-"""What `grad`, `jvp` and `vmap` make of the collectives, by the rules of `collectives/derivatives.py`.
+"""The rules of `grad`, `jvp` and `vmap` for the collectives, after `collectives/derivatives.py`.
 
 Operations of a derivative bear the name of the original one and ".tangent" or ".gradient". A group stays a group: every
 member takes part, with zeros where nothing depends on it; but not of an allgather. JAX caches traced programs, so every

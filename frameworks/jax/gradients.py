@@ -30,7 +30,7 @@ __all__ = ["grad", "value_and_grad"]
 
 
 class _Gradients(GradientAdapter):
-    """Of any sources. JAX has a gradient for everything, so ranks never differ in that."""
+    """Gradients of any sources. JAX computes a gradient for every source, so all ranks have the same ones."""
 
     may_differ = False
     with_parameters = staticmethod(passed_through)

@@ -163,7 +163,7 @@ class Leaves:
 
 
 def decompressed(results: Sequence[jax.Array], contexts: Sequence[Any], compression: Compressor) -> list[jax.Array]:
-    """What the reduced arrays stand for."""
+    """The results, decompressed."""
     return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
 
 

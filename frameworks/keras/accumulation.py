@@ -13,7 +13,7 @@ from horovodish.keras.added_variables import AddedVariables
 
 
 class Accumulation(AddedVariables):
-    """What `backward_passes_per_step` keeps in an optimizer: sums and a count, in variables as a compiled step needs.
+    """The state of `backward_passes_per_step` in an optimizer: sums and a count, as variables for compiled steps.
 
     Args:
         passes: calls of a window.

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class AddedVariables:
-    """What the wrapping adds for one purpose, such as rounds. The base class of the purposes."""
+    """Variables that the wrapping adds for one purpose, such as rounds. The base class of the purposes."""
 
     def own(self) -> list[Any]:
         """The variables; none before the optimizer is built."""

@@ -1,4 +1,4 @@
-"""What differs between Keras's backends: the modules that reduce its tensors and gradients."""
+"""The differences between Keras's backends: the modules that reduce its tensors and gradients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def collectives() -> ModuleType:
 
 
 def gradients() -> GradientAdapter:
-    """What a gradient plan must know of the gradients of Keras's backend. Raises as `collectives`."""
+    """The gradient functions of Keras's backend, for gradient plans. Raises as `collectives`."""
     found: GradientAdapter = importlib.import_module(f"{collectives().__name__}.gradients").GRADIENTS
     return found
 

@@ -171,7 +171,7 @@ def _local_variables(model: Any) -> set[int]:
 
 
 def _slots_of(optimizer: Any) -> Iterator[tuple[Any, Any]]:
-    """What an optimizer keeps of each trained variable, with that variable. Names of variables are not unique.
+    """The optimizer's state of each trained variable, with the variable. Names of variables are not unique.
 
     Optimizers of Keras keep lists with an item for each trained variable.
     """

@@ -1,4 +1,4 @@
-"""What makes an optimizer a wrapped one: a subclass of its class, and what that needs."""
+"""Wrapped optimizers: the subclass that an optimizer becomes, and the state that the subclass needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from horovodish.keras.sync import Rounds, SavedRounds
 
 
 class Distribution:
-    """What a wrapped optimizer has besides what it had.
+    """The extra state of a wrapped optimizer.
 
     Attributes:
         name: of the reductions, unique among the optimizers of the process set.

@@ -173,7 +173,7 @@ def _is_readable(variable: Any) -> bool:
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Has `state.batch` say how many batches of the epoch are done; 0 between epochs.
+    """Keeps `state.batch` at the number of batches of the epoch that are done; 0 between epochs.
 
     When `fit` begins with `state.batch` above 0, its first epoch ends that many batches sooner, if Keras knows how many
     an epoch has. Which samples are left is up to your data.
@@ -208,14 +208,14 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
 
 
 class _EndOfEpoch(int):
-    """What `stop_training` is where the epoch shall end, and not the training."""
+    """The value of `stop_training` that ends the epoch but not the training."""
 
 
 _END_OF_EPOCH = _EndOfEpoch(1)
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Has `state.epoch` say how many epochs are done, over all calls of `fit`.
+    """Keeps `state.epoch` at the number of epochs that are done, over all calls of `fit`.
 
     Call `fit` with `initial_epoch=state.epoch`, or with as many epochs as are left.
 

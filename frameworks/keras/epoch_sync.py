@@ -185,7 +185,7 @@ def check_wrapped(model: Any) -> None:
 
 
 def _train_as_wrapped(model: Any) -> None:
-    """Has Keras make the step again that it may have compiled before an optimizer was wrapped."""
+    """Makes Keras compile the step again: it may have compiled it before an optimizer was wrapped."""
     distributions = distributions_of(model)
     if not all(each.in_fit for each in distributions) and getattr(model, "train_function", None) is not None:
         model.train_function = None
@@ -195,7 +195,7 @@ def _train_as_wrapped(model: Any) -> None:
 
 
 def callbacks_that_begin() -> list[Any]:
-    """Those that `fit` calls. Keras tells a callback its model, but not the others."""
+    """The callbacks that `fit` calls. Keras tells a callback its model, but not the other callbacks."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
@@ -207,7 +207,7 @@ def callbacks_that_begin() -> list[Any]:
 
 
 class EpochSyncCallback(keras.callbacks.Callback):
-    """What all our callbacks have in common: with any of them the ranks meet."""
+    """The base of all our callbacks: with any of them the ranks meet."""
 
     epoch_sync: EpochSync
 

@@ -1,4 +1,4 @@
-"""What layers compute with besides their variables: constants that they make of them, bins, vocabularies, buffers."""
+"""State of layers other than variables: constants computed from variables, bins, vocabularies, buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from horovodish.keras.backends import compile_anew
 
 
 class Vocabulary(NamedTuple):
-    """What identifies the vocabulary of a lookup layer. Vocabularies are compared, not sent.
+    """A value that identifies the vocabulary of a lookup layer. Vocabularies are compared, not sent.
 
     Attributes:
         tokens: how many there are.
@@ -45,7 +45,7 @@ def keeps(layer: Any) -> bool:
 
 
 def kept_of(layer: Any) -> Any:
-    """What decides the output of a layer and is no variable, as a value that can be pickled. None if nothing does."""
+    """Everything besides variables that determines a layer's output, as a value to pickle. None if nothing does."""
     if isinstance(layer, keras.layers.Normalization):
         return None if layer.input_mean is None else (np.asarray(layer.input_mean), np.asarray(layer.input_variance))
     if isinstance(layer, keras.layers.Discretization):

@@ -232,7 +232,7 @@ _WITHIN = (
 
 
 class SavedRounds(keras.layers.Layer):
-    """What Keras writes to files and reads from them, below the optimizer. It is no part of a model.
+    """The state that Keras writes to files below the optimizer, and reads back. It is no part of a model.
 
     A file that a plain optimizer reads has the same variables of the optimizer as without it.
     """

@@ -42,7 +42,7 @@ class _Gradients(GradientAdapter):
 
 
 class _Distributed(Optimizer):
-    """What a wrapped optimizer does besides what its class does."""
+    """The methods that wrapping adds to an optimizer."""
 
     _plan: GradientPlan
     _name = "optimizer"

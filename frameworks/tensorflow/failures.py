@@ -15,7 +15,7 @@ _TEXT = re.compile(r"(?:^|\s)(\w+Error): (.*?)(?: \[Op:\w+\].*)?$", re.DOTALL)
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """What fails within while executing eagerly is raised as one of `horovodish.errors`."""
+    """In this context, errors of eager execution are raised as errors of `horovodish.errors`."""
     try:
         yield
     except tf.errors.OpError as error:

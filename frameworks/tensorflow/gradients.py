@@ -1,4 +1,4 @@
-"""What a gradient plan must know of TensorFlow's gradients, eagerly and in functions.
+"""TensorFlow's gradients as gradient plans use them, eagerly and in functions.
 
 In a function a bucket leaves as soon as it is complete: nothing there waits for another bucket.
 """
@@ -36,7 +36,7 @@ from horovodish.tensorflow.sparse import reduced_slices
 
 
 class _Gradients(GradientAdapter):
-    """Of variables of TensorFlow or Keras, and of tensors."""
+    """Gradients of variables of TensorFlow or Keras, and of tensors."""
 
     def is_traced(self, gradients: Sequence[Any]) -> bool:
         return not tf.executing_eagerly()

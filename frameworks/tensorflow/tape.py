@@ -89,7 +89,7 @@ def PartialDistributedGradientTape(  # noqa: N802, Horovod's name
     local_layers: Any = None,
     **options: Unpack[TapeOptions],
 ) -> Tape:
-    """As `DistributedGradientTape`, but the gradients of some layers stay this rank's, as those of a sharded embedding.
+    """As `DistributedGradientTape`, but the gradients of some layers are not reduced, such as a sharded embedding's.
 
     Args:
         local_layers: a Keras layer or `tf.Module`, or a list of them, whose trainable variables are local sources.

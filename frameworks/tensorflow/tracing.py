@@ -53,7 +53,7 @@ def trace_anew() -> None:
 
 
 def refuse_xla(what: str) -> None:
-    """Passes, unless a function is traced that XLA will compile.
+    """Raise if XLA will compile the function that is traced.
 
     Args:
         what: cannot be compiled.

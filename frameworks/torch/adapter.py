@@ -1,4 +1,4 @@
-"""What the engine must know of PyTorch's tensors. Nothing that it does is part of the autograd graph."""
+"""PyTorch's tensors as the engine needs them. Nothing in this module is part of the autograd graph."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def broadcast_optimizer_state(
 
 
 def _structure(optimizers: list[Optimizer], tensors: list[Tensor]) -> tuple[list[_Place], list[Any]]:
-    """What the other ranks need: places in place of tensors, which go to the list, and for each optimizer its parts."""
+    """The parts of each optimizer with places instead of tensors, for the other ranks; and the list of tensors."""
     numbers = {parameter: number for number, parameter in enumerate(_parameters(optimizers))}
     places: list[_Place] = []
     met: dict[int, tuple[int, Tensor]] = {}  # by the tensor's id, which is in use as long as the tensor is here
@@ -138,7 +138,7 @@ def _structure(optimizers: list[Optimizer], tensors: list[Tensor]) -> tuple[list
 
 
 def _parts(optimizer: Optimizer) -> tuple[Any, dict[Any, Any], list[dict[str, Any]]]:
-    """What `state_dict()` gives if it is the class's own, and the state and the options, in their own dtypes."""
+    """The `state_dict()` if the class defines its own, and the state and the options, in their own dtypes."""
     own = optimizer.state_dict() if has_own_state_dict(optimizer) else None
     return own, optimizer.state, [_options(group) for group in optimizer.param_groups]
 

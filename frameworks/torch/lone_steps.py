@@ -1,4 +1,4 @@
-"""Has steps counted that PyTorch's optimizers take without being wrapped."""
+"""Counts the steps of PyTorch's optimizers that are not wrapped."""
 
 from __future__ import annotations
 

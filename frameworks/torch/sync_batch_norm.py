@@ -215,7 +215,7 @@ def _moments(input: Tensor) -> Tensor:
 
 
 def _sums(gradient: Tensor, input: Tensor, mean: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each channel, the sums of the gradient times the normalized input, and of the gradient."""
+    """For each channel, the sums of the gradient times the normalized input, and of the gradient."""
     if input.numel() == 0:
         return torch.zeros_like(mean), torch.zeros_like(mean)
     ones = torch.ones_like(mean)

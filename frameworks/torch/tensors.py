@@ -1,4 +1,4 @@
-"""What the engine needs to know about a tensor, and the checks that it can take the tensor at all."""
+"""The facts that the engine needs about a tensor, and the checks that it can take the tensor at all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TensorT = TypeVar("TensorT", bound=torch.Tensor)
 
 _CODES = {getattr(torch, name): code for name, code in DTYPES.items() if hasattr(torch, name)}  # uint16 since 2.3
 _FAST_CODES = {dtype: code for dtype, code in _CODES.items() if code in FLOATING}
-"""Of the dtypes that every operation takes."""
+"""Numbers of the dtypes that every operation takes."""
 
 
 def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:

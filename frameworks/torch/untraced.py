@@ -1,4 +1,4 @@
-"""What `torch.compile` must not trace: our Python functions, which hand the memory of tensors to the engine."""
+"""Keeps `torch.compile` from tracing our Python functions, because they hand the memory of tensors to the engine."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Shaped(Protocol):
-    """What the tensors of every framework have, as NumPy's arrays have it."""
+    """The attributes that tensors of every framework share with NumPy's arrays."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -62,7 +62,7 @@ _ALLOCATES = frozenset({"allgather", "alltoall"})
 """The engine allocates the results of these, because only it knows how many rows come."""
 _REPEATABLE = frozenset({"allreduce", "broadcast"})
 _ROWS = {"alltoall": "send", "reducescatter": "deal out"}
-"""What these do with the rows of a tensor, in words."""
+"""Verbs for messages: what each operation does with the rows of a tensor."""
 
 
 def identified(operation: Operation) -> tuple[str, int]:

@@ -22,7 +22,7 @@ __all__ = ["Outcome", "exchange"]
 MOST_EXCHANGES = 1 << 20
 """A world has fewer exchanges than this."""
 CHUNK_BYTES = 64 << 20
-"""What travels at once, so that a rank that has the copy already needs little memory for taking part."""
+"""How much travels at once. It is small, so that a rank that has the copy already needs little memory."""
 
 
 class _State(Protocol):

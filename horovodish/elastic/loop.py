@@ -25,7 +25,7 @@ R = TypeVar("R")
 S = TypeVar("S", bound=State)
 
 _PROBLEMS = (Exception, HostsUpdatedInterrupt)
-"""What a recovery may follow."""
+"""The exceptions that a recovery may follow."""
 
 
 class _Note(NamedTuple):

@@ -26,7 +26,7 @@ class Reference(NamedTuple):
 
     Attributes:
         value: the tensor.
-        token: what tells whether it was written to since, such as its version.
+        token: tells whether it was written to since, such as its version.
     """
 
     value: Any
@@ -147,7 +147,7 @@ class Held:
 
 
 class _Kept(NamedTuple):
-    """What was kept of the object of this place among those that stay the same."""
+    """The saved content of one of the objects that stay the same, by its place among them."""
 
     place: int
     kind: str

@@ -50,7 +50,7 @@ class OfAll:
 
 
 class State:
-    """What a training run needs to go on, for `elastic.run`. All ranks make the same ones in the same order.
+    """The state of a training run, for `elastic.run`. All ranks make the same states in the same order.
 
     Its attributes are the state, but for those whose names begin with an underscore. An object that has `state_dict()`
     and `load_state_dict()`, such as a sampler, stays the same object, also within lists, dicts and other objects.
@@ -165,7 +165,7 @@ class State:
             callback()
 
     def reset(self) -> None:
-        """What a class of states has to do when the ranks have changed: here nothing."""
+        """Called when the ranks have changed, for subclasses to override. Here it does nothing."""
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
         """Have functions called whenever the ranks have changed, such as one that adapts the learning rate.

@@ -191,7 +191,7 @@ class GradientAdapter(ABC):
         """What the buckets depend on, the same on every rank."""
 
     def shape(self, tensor: Any, source: Any) -> tuple[int, ...]:
-        """Of what travels, the same on every rank."""
+        """The shape of the travelling tensor, the same on every rank."""
         return tuple(tensor.shape)
 
     def filled(self, gradient: Any, source: Any, layout: Layout) -> Any:
@@ -379,7 +379,7 @@ class GradientPlan:
         return results, any_joined
 
     def _shared(self, gradients: list[Any], sources: Sequence[Any]) -> dict[int, Any]:
-        """Those that are to be reduced; scales the others in place."""
+        """The gradients to reduce; scales the others in place."""
         local, options, shared = set(map(id, self.local)), self.options, {}
         for index, gradient in enumerate(gradients):
             if id(sources[index]) not in local:
@@ -417,7 +417,7 @@ class GradientPlan:
         warn_of(comparison, checksums, name, self.options.process_set, self._remedy, step=step)
 
     def checksums(self, sources: Iterable[Any]) -> Checksums:
-        """Of the variables among the sources that have a value. Local ones are this rank's own."""
+        """Checksums of the variables among the sources that have a value, except local ones."""
         local = set(map(id, self.local))
         return {
             _label(index, source): checksum
@@ -499,7 +499,7 @@ def _label(index: int, source: Any) -> str:
 
 
 def name_of(source: Any) -> str:
-    """What the user calls a parameter; empty if it has no name."""
+    """The user's name for a parameter; empty if it has none."""
     # TensorFlow adds ":0" to the name that a variable was given.
     return str(getattr(source, "path", None) or getattr(source, "name", "")).removesuffix(":0")
 

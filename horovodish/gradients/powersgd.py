@@ -69,7 +69,7 @@ def powersgd(rank: int = 2, *, error_feedback: bool = True, start: int = 0, wher
 
 
 class LowRank(NamedTuple):
-    """What a rank keeps of one parameter between steps.
+    """The state of one parameter between steps.
 
     Attributes:
         error: what it has given and no approximation has had yet; shape (m, n), float32. None without feedback.
@@ -107,7 +107,7 @@ class Algebra:
         return matrix if error is None else matrix + error
 
     def rest(self, total: Any, basis: Any, own: Any, error: Any, finite: Any) -> Any:
-        """What two factors leave out of a total; the error before if they are not finite."""
+        """The error of two factors as an approximation of a total; the earlier error if they are not finite."""
         return self.framework.where(finite, total - basis @ own.T, error)
 
     def product(self, basis: Any, second: Any, gradient: Any, finite: Any) -> Any:

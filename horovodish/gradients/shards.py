@@ -17,7 +17,7 @@ CUTS = ("element", "parameter")
 
 
 def checked_way(shard: str) -> str:
-    """What the ranks shard.
+    """Check `shard=`: the kind of state that the ranks shard.
 
     Raises:
         ValueError: it is none of the known words.

@@ -80,7 +80,7 @@ class Sync:
         self.compression = None if compression is None else check_compression(compression)
 
     def __repr__(self) -> str:
-        """What must be the same on all ranks."""
+        """Everything that must be the same on all ranks."""
         given = {"after": self.after, "fragments": self.fragments, "overlap": self.overlap}
         others = [f", {name}={value}" for name, value in given.items() if value != _DEFAULTS[name]]
         others += [f", {each}" for each in _of_a_users_class(self)]
@@ -96,7 +96,7 @@ class Sync:
         return (step + fragment * self.every // self.fragments) % self.every == 0
 
     def begin(self, parameter: Any) -> tuple[Any, ...]:
-        """What `merge` remembers of a parameter before its first meeting: arrays, the same on every rank."""
+        """The memory of `merge` for a parameter before its first meeting: arrays, the same on every rank."""
         return ()
 
     def merge(self, start: Any, change: Any, memory: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:

@@ -11,7 +11,7 @@ __all__ = ["Window", "any_open", "follow", "restart"]
 
 
 class Window(Protocol):
-    """What accumulates gradients over one or more passes, for one optimizer."""
+    """Accumulates gradients over one or more passes, for one optimizer."""
 
     def is_open(self) -> bool:
         """Whether it has gradients that no step has used."""

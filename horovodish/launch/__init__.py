@@ -1,1 +1,1 @@
-"""What a rank and the launcher that started it tell each other."""
+"""The messages between a rank and the launcher that started it."""

@@ -1,4 +1,4 @@
-"""What the launcher that started this process says about it, in the environment. MPI is not touched."""
+"""Reads from the environment how a launcher has started this process. MPI is not touched."""
 
 import os
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class LaunchedAs:
-    """What the launcher of this process says about it, without asking MPI.
+    """The launcher's facts about this process, without asking MPI.
 
     Attributes:
         launcher: in words, for messages.

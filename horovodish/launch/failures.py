@@ -115,7 +115,7 @@ def watch(
 
 
 def _printed(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> str:
-    """What Python prints. Before 3.12, `traceback.format_exception` leaves out which name may have been meant."""
+    """The text that Python prints. Before 3.12, `traceback.format_exception` leaves out suggestions of names."""
     with redirect_stderr(StringIO()) as said:
         sys.__excepthook__(kind, value, traceback)
     return said.getvalue()

@@ -1,4 +1,4 @@
-"""What a rank leaves for its supervisor, in the folder that the supervisor names in the rank's environment."""
+"""Files that a rank leaves for its supervisor, in the folder that the supervisor names in the rank's environment."""
 
 import contextlib
 import os
@@ -61,7 +61,7 @@ def reached(phase: str, *details: int) -> None:
 
 
 def news(heard: int) -> list[str]:
-    """What the launcher has said to this rank so far, without the first lines.
+    """The launcher's lines to this rank so far, without the first ones.
 
     Args:
         heard: how many lines to leave out.

@@ -175,14 +175,14 @@ def private(comm: Any) -> Any:
 
 
 def native_table(comm: Any, generation: int) -> dict[str, int | str | bool]:
-    """What the native engine needs in order to call MPI without being linked to it. Does not block.
+    """The handles and sizes with which the native engine calls MPI without being linked to it. Does not block.
 
     Args:
         comm: the communicator that the engine will use.
         generation: how often an engine has used it before, the same on all ranks.
 
     Returns:
-        library: path of the file in which MPI's functions are looked up;
+        library: path of the file that has MPI's functions;
         comm, byte: handles as integers (pointers in Open MPI, ints in MPICH);
         request_bytes, status_bytes: sizes of a request and a status;
         tolerates_faults: as `tolerates_faults()`;
@@ -236,7 +236,7 @@ def _mapped(beginning: str) -> list[str]:
 
 
 def describe() -> dict[str, str | None]:
-    """What mpi4py finds on this machine, without initialising MPI. Any process can call it; it does not block.
+    """The MPI that mpi4py finds on this machine, without initialising it. Any process can call it; does not block.
 
     Returns:
         mpi4py: its version, None if it is not installed;

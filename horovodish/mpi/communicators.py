@@ -73,7 +73,7 @@ def _kept(library: Any, comm: "Intracomm | Iterable[int] | None", ranks: tuple[i
 
 
 def last() -> Communicator | None:
-    """What the last `init()` under MPI used."""
+    """The communicator of the last `init()` under MPI."""
     return _last
 
 

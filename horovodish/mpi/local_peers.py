@@ -37,7 +37,7 @@ _MOST_UNKNOWN = 64
 
 @dataclass
 class LocalPeers:
-    """What this rank holds of the ranks of its host, by local rank. The engine takes the sockets over.
+    """This rank's connections to the ranks of its host, by local rank. The engine takes the sockets over.
 
     Attributes:
         descriptors: every rank's memfd, this rank's own included.

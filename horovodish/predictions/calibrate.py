@@ -1,4 +1,4 @@
-"""What the ranks of `horovodish predict --calibrate CLUSTER.yaml` run.
+"""The program of the ranks of `horovodish predict --calibrate CLUSTER.yaml`.
 
 The ranks of each host reduce among themselves, then the first ranks of all hosts, then all ranks. It takes some
 seconds.
@@ -38,7 +38,7 @@ def _median(elements: int, rounds: int, process_set: ProcessSet, compression: An
 
 
 def _operation_seconds() -> float:
-    """Of each of many small operations of all ranks, which are under way at once."""
+    """Seconds of each of many small operations of all ranks, all at the same time."""
     values = [np.ones(SMALL_BYTES // 4, np.float32) for _ in range(OPERATIONS)]
     times = []
     for _ in range(SMALL_ROUNDS // 10):

@@ -63,7 +63,7 @@ _H200 = "https://www.nvidia.com/en-us/data-center/h200/"
 
 @dataclass(frozen=True)
 class Inside:
-    """What connects the GPUs of a host.
+    """The connection of the GPUs of a host.
 
     Attributes:
         bandwidth: of a GPU, bytes per second in each direction: half of what the vendor counts.

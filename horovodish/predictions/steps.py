@@ -41,7 +41,7 @@ CHUNK_BYTES = 256 << 10
 SLOTS = 4
 """How many chunks are under way at once."""
 MESSAGE_SECONDS = 2e-6
-"""What a rank needs for a message of the negotiation."""
+"""The time that a rank needs for a message of the negotiation."""
 
 _Floats = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ PRECISIONS = (Precision("as computed"), Precision("bfloat16", 2.0), Precision("i
 
 @dataclass(frozen=True)
 class Strategy:
-    """What travels.
+    """How the ranks exchange values.
 
     Attributes:
         name: in tables.
@@ -107,7 +107,7 @@ STRATEGIES = (
 
 @dataclass(frozen=True)
 class Case:
-    """What a prediction is of.
+    """The subject of a prediction.
 
     Attributes:
         cluster: the machines.
@@ -151,7 +151,7 @@ def predict(
 
 
 def predicted(workload: Workload, cases: Sequence[Case]) -> list[Prediction]:
-    """What a step takes in each case."""
+    """The time of a step in each case."""
     routes = [_routes(workload, case) for case in cases]
     # A meeting sends all at its end.
     meeting = [replace(bucket, bytes=workload.bytes) for bucket in workload.buckets[-1:]]
@@ -189,7 +189,7 @@ def _slowest_of(ranks: int) -> float:
 
 @dataclass(frozen=True)
 class _Route:
-    """What decides how long communication takes. Many cases have the same."""
+    """The inputs that determine the time of communication. Many cases share them."""
 
     cluster: Cluster
     ranks: int
@@ -208,7 +208,7 @@ class _Route:
 
 
 def _routes(workload: Workload, case: Case) -> list[_Route]:
-    """What travels while buckets become ready, or when the ranks meet; and what travels after it."""
+    """The route while buckets become ready, or when the ranks meet; and the route of the traffic after it."""
     share = workload.ranks / case.ranks if case.strong else 1.0
     strategy = case.strategy
     route = _Route(case.cluster, case.ranks, share, strategy.precision, strategy.traffic, strategy.every > 1)
@@ -258,7 +258,7 @@ def _runs(buckets: Sequence[Bucket]) -> Iterator[list[Bucket]]:
 
 @dataclass(frozen=True)
 class _Stages:
-    """What a bucket takes, in seconds by route: in memory and on the link, a chunk and all, and beyond its turns."""
+    """The time of a bucket, in seconds by route: in memory and on the link, a chunk and all, and beyond its turns."""
 
     first_copy: _Floats
     copies: _Floats
@@ -325,7 +325,7 @@ def steps_and_bytes(hosts: int, length: float) -> tuple[int, float]:
 
 
 def wire_bytes(hosts: int, length: float) -> float:
-    """What a host sends in an allreduce of one rank for each host."""
+    """The amount that a host sends in an allreduce with one rank per host."""
     return steps_and_bytes(hosts, CHUNK_BYTES)[1] * length
 
 

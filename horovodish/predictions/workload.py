@@ -1,4 +1,4 @@
-"""What a rank does in a step, from a report of a run or from a description of a model."""
+"""The work of a rank in a step, from a report of a run or from a description of a model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Workload:
 
     @cached_property
     def bytes(self) -> float:
-        """Of all gradients."""
+        """Bytes of all gradients."""
         return sum(bucket.bytes for bucket in self.buckets)
 
 

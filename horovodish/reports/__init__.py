@@ -1,1 +1,1 @@
-"""What happened when, and who was last."""
+"""Timelines, reports of runs, and which ranks were last."""

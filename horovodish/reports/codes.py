@@ -1,4 +1,4 @@
-"""What codecs do to each tensor: how much less travels, what that costs, and what the codes leave out."""
+"""The effect of codecs on each tensor: the bytes saved, the time spent, and the encoding error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CODECS = {number: kind for kind, number in _native.CODECS.items()}
 
 @dataclass(frozen=True)
 class TensorCodes:
-    """What this rank has encoded of one tensor.
+    """Figures of one tensor that this rank has encoded.
 
     Attributes:
         name: of the parameter, or its number where it has no name. All calls of `allreduce` with one codec count as one
@@ -54,7 +54,7 @@ class TensorCodes:
 
 @dataclass(frozen=True)
 class CompressionReport:
-    """What this rank has encoded; `str()` of it is a table, the tensor with the most bytes first.
+    """Figures of the tensors that this rank has encoded; `str()` gives a table, the tensor with most bytes first.
 
     Attributes:
         tensors: those that were encoded, by owner and name.
@@ -92,7 +92,7 @@ class CompressionReport:
 
 
 def compression_report(process_set: ProcessSet = global_process_set) -> CompressionReport:
-    """What codecs such as `Compression.int8` do on this rank, by tensor, since `init()` or the set was added.
+    """The effect of codecs such as `Compression.int8` on this rank, by tensor, since `init()` or the set was added.
 
     The tensors of an optimizer that is not used any more leave the report, and their errors leave memory, while others
     train: at the latest when another tensor has been reduced 2000 times. A tensor that is used again after 1000 steps

@@ -14,7 +14,7 @@ __all__ = ["sentences"]
 
 SENTENCES = 3
 WORTH_SAYING = 0.03
-"""Of the time of a step. What costs less is no illness."""
+"""Share of the time of a step. A smaller cost is not reported as a problem."""
 MOSTLY = 0.6
 """From this share on, one rank or bucket, or a few steps, are the cause."""
 FEW_STEPS = 0.2

@@ -1,4 +1,4 @@
-"""What all pages consist of: one file that needs no network, with its style, data and scripts, tables, and charts."""
+"""The common parts of all pages: one file that needs no network, with style, data, scripts, tables and charts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_POINTS = 800
 
 
 class PageData:
-    """What the page's script needs, and what another report reads."""
+    """The data that the page's script uses and another report reads."""
 
     def __init__(self, **known: Any) -> None:
         self.charts: list[dict[str, Any]] = []
@@ -24,7 +24,7 @@ class PageData:
         self.known = known
 
     def element(self) -> str:
-        """What the script reads at once."""
+        """The data that the script reads at once."""
         return _json("report", {"charts": self.charts, **self.known})
 
     def trace_elements(self) -> str:

@@ -192,7 +192,7 @@ def figures_of(records: Sequence[RankRecords]) -> Figures:
 
 
 def workload_of(figures: Figures) -> dict[str, Any] | None:
-    """What a rank does in a step, for `horovodish predict`; None without steps or gradients.
+    """The work of a rank in a step, for `horovodish predict`; None without steps or gradients.
 
     Times are of the rank's own work, without its waits. A tensor that is reduced in most steps is a bucket.
     """
@@ -294,7 +294,7 @@ def _keys(places: Sequence[_Places]) -> list[_Ints]:
 def _over_ranks(
     records: Sequence[RankRecords], names: _Names
 ) -> tuple[list[_Ints], list[_Ints], list[TensorFigures], _Floats, _Ints]:
-    """What one finds by comparing ranks.
+    """Figures from the comparison of ranks.
 
     Returns:
         For each rank, when the last rank had submitted each of its operations, and the index of that rank, or -1 where

@@ -1,4 +1,4 @@
-"""What a report ends with: what more ranks, int8 and another fusion threshold would give this run."""
+"""The end of a report: the gain of more ranks, int8 and another fusion threshold for this run."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _failed(what: str) -> int:
 
 
 def _events(path: Path) -> list[tuple[float, str]]:
-    """What an elastic job has told of itself, and when."""
+    """The events of an elastic job, with their times."""
     if not path.exists():
         return []
     found = []

@@ -37,7 +37,7 @@ class NothingRecordedError(RecordsError):
 
 @dataclass(frozen=True)
 class Track:
-    """What the operations of one name have in common.
+    """The common properties of the operations of one name.
 
     Attributes:
         name: of the tensor or bucket.
@@ -58,7 +58,7 @@ class Track:
 
 @dataclass
 class RankRecords:
-    """Of one rank, from one start of its engine. Times are nanoseconds since `init()` on rank 0.
+    """Records of one rank, from one start of its engine. Times are nanoseconds since `init()` on rank 0.
 
     Attributes:
         path: of the file.
@@ -284,7 +284,7 @@ def _of(
 
 
 def trace_events(records: RankRecords, begin: int, end: int) -> Iterator[dict[str, Any]]:
-    """What happened between two times, as events of Chrome's trace format."""
+    """The records between two times, as events of Chrome's trace format."""
     process = {"pid": records.rank}
     name = f"rank {records.rank} on {records.about.get('host', '')}"
     yield {"ph": "M", **process, "name": "process_name", "args": {"name": name}}

@@ -15,7 +15,7 @@ _SHOWN_RANKS = 16
 
 @dataclass(frozen=True)
 class RankLateness:
-    """What one rank made the others wait.
+    """How long one rank made the others wait.
 
     Attributes:
         rank: of the world.

@@ -262,7 +262,7 @@ def mpi_enabled() -> bool:
 
 
 def running() -> Running:
-    """What `init()` has started, for the other modules.
+    """The engine that `init()` has started, for the other modules.
 
     Raises:
         NotInitializedError: before `init()` or after `shutdown()`.

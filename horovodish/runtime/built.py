@@ -1,4 +1,4 @@
-"""What this installation can use: Horovod's questions about how it was built."""
+"""The features of this installation: Horovod's questions about how it was built."""
 
 from horovodish.runtime import nccl_library
 

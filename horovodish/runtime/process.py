@@ -1,4 +1,4 @@
-"""What a rank holds between calls, in one object, so that several ranks can live in one operating-system process.
+"""The state of a rank between calls, in one object, so that several ranks can live in one operating-system process.
 
 A module that holds something defines a class for it, and asks `part()` for this rank's object of that class. Threads
 that a rank starts are in its context: `contextvars.copy_context().run`.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Running:
-    """What there is between `init()` and `shutdown()`.
+    """The objects that exist between `init()` and `shutdown()`.
 
     Attributes:
         topology: as the user sees it.

@@ -55,7 +55,7 @@ PIECE_BYTES = 1 << 14
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 ADDRESS = r"(?:\[[^][\s,]+\]|[^][:\s,]+)"
 JOIN = re.compile(rf"({ADDRESS}(?:,{ADDRESS})*):([0-9]{{1,5}})")
-"""What follows --join. An IPv6 address is in brackets, as it contains colons."""
+"""The value of --join. An IPv6 address is in brackets, as it contains colons."""
 
 
 def run_agent(contact: str, number: int) -> str:
@@ -222,7 +222,7 @@ def written(addresses: Sequence[str]) -> str:
 
 
 def key_of(secret: str) -> bytes:
-    """What both sides know, of a secret of any length."""
+    """The key that both sides derive from a secret of any length."""
     return hashlib.sha256(secret.encode()).digest()
 
 

@@ -1,4 +1,4 @@
-"""What mpirun runs in place of ssh: `python -I -S program.py MEETING HOST COMMAND...`
+"""The program that mpirun runs in place of ssh: `python -I -S program.py MEETING HOST COMMAND...`
 
 It asks the meeting of agents to run the command on the host, and ends as the command does.
 """

@@ -162,7 +162,7 @@ def _output_of(program: str, source: str, environ: Mapping[str, str], stops: thr
 
 
 def _heard(process: subprocess.Popen[bytes], stops: threading.Event) -> tuple[str, str, str]:
-    """What a program has written to stdout, the end of what it has written to stderr, and why it must be killed."""
+    """A program's stdout, the end of its stderr, and why it must be killed."""
     output, errors = bytearray(), bytearray()
     problem, ends_at = "", time.monotonic() + PROGRAM_SECONDS
     with selectors.DefaultSelector() as selector:

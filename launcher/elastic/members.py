@@ -177,7 +177,7 @@ class Members:
         self.held = False
 
     def call_together(self, leaving: Iterable[int] = ()) -> None:
-        """Has the ranks leave the world at their next commit. Then they go on without some of them, or make room.
+        """Make the ranks leave the world at their next commit. Then they go on without some of them, or make room.
 
         Args:
             leaving: the ranks that end then; without any, all of them make room for the next start.
@@ -320,7 +320,7 @@ class Members:
         return [rank for rank in self.alive if now - self._asked.get(rank, now) > self._stuck_seconds]
 
     def answered(self, rank: int, state: str, now: float) -> None:
-        """What a rank's process does, as /proc has it: "T" where it is stopped, "" if that is not known."""
+        """Note the state of a rank's process, as in /proc: "T" where it is stopped, "" if it is not known."""
         self._asked.pop(rank, None)
         if state and state in "Tt":
             self._stopped.setdefault(rank, now)

@@ -1,4 +1,4 @@
-"""What travels between the caller of `horovodish.run()` and its ranks: the call, and a report of each rank."""
+"""The messages between the caller of `horovodish.run()` and its ranks: the call, and a report of each rank."""
 
 import io
 import linecache
@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 from horovodish.errors import LaunchError
 
 UNREACHED = "cannot reach the caller of horovodish.run()"
-"""What a rank says that finds no caller."""
+"""The message of a rank that finds no caller."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the ranks shall do.
+    """The call that the ranks execute.
 
     Attributes:
         function: function, positional and keyword arguments, pickled.
@@ -55,7 +55,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of the function on a rank.
+    """The outcome of the function on a rank.
 
     Attributes:
         rank: the rank.

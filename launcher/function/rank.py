@@ -1,4 +1,4 @@
-"""What each rank of `horovodish.run()` executes: `python -m horovodish.launcher.function.rank`."""
+"""The program of each rank of `horovodish.run()`: `python -m horovodish.launcher.function.rank`."""
 
 import contextlib
 import linecache

@@ -312,7 +312,7 @@ def _show(text: str, target: Any) -> None:
 
 
 def results(reports: Sequence[Report], np: int | None, status: int, words: list[str]) -> list[Any]:
-    """What the function returned, by rank, or the reason why not.
+    """The function's results, by rank, or the reason why there are none.
 
     Args:
         reports: that have come.

@@ -120,7 +120,7 @@ def _who_ended_the_ranks(job: Job, mpirun: str, status: int) -> str:
 
 
 def consequences(failures: Iterable[Failure], root: int) -> list[tuple[list[int], str]]:
-    """What ranks raised because rank `root` was lost, by equal errors. MPI may have ended further ranks since.
+    """The errors that ranks raised because rank `root` was lost, grouped. MPI may have ended further ranks since.
 
     Failures with a traceback are shown with it.
 

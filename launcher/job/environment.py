@@ -97,7 +97,7 @@ def rank_variables(
 
 
 def torchs_variables(hellos: Collection[Hello], address: str, environ: Mapping[str, str]) -> dict[int, dict[str, str]]:
-    """What torchrun tells each process, by rank, so that a script for torchrun finds the other ranks.
+    """The variables that torchrun sets for each process, by rank, so that scripts for torchrun find the other ranks.
 
     Args:
         hellos: of all ranks.

@@ -1,4 +1,4 @@
-"""What to do about an exception of a rank that does not say it: one table."""
+"""Remedies for exceptions of ranks that do not name one: one table."""
 
 import os
 import re
@@ -73,7 +73,7 @@ HINTS = (
 
 
 def hint(error: str, host: str, pythons: Mapping[str, str]) -> str:
-    """What to do about an exception; empty if nothing is known.
+    """The remedy for an exception; empty if none is known.
 
     Args:
         error: class and message.

@@ -175,7 +175,7 @@ class Job:
 
     @property
     def awaited(self) -> str:
-        """What has to come before the ranks can be started; empty if they are."""
+        """A description of what the ranks' start waits for; empty if they are started."""
         if self._has_begun or self._is_ending:
             return ""
         started = f"{len(self._hellos)} of {counted(self._np, 'rank')} can start"
@@ -497,7 +497,7 @@ class Job:
             link.ask_status(number, question)
 
     def _describe(self) -> dict[str, Any]:
-        """What `horovodish status` learns from the launcher itself."""
+        """The launcher's own part of the answer to `horovodish status`."""
         now = time.monotonic()
         return {
             "command": list(self.options.command),

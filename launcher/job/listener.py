@@ -53,7 +53,7 @@ class Handshake:
         return (PROOF_BYTES if self._other else NONCE_BYTES) - len(self._heard)
 
     def take(self, data: bytes) -> bytes:
-        """What to answer to these bytes, if anything.
+        """The answer to these bytes, if any.
 
         Raises:
             PermissionError: the other side does not know the secret.

@@ -11,7 +11,7 @@ from horovodish.launcher.job.outcome import Ending, Failure
 
 @dataclass
 class Orders:
-    """What the launcher has to do.
+    """Orders for the launcher.
 
     Attributes:
         news: lines for ranks.

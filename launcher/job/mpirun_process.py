@@ -38,7 +38,7 @@ class MpirunProcess:
 
     @property
     def said(self) -> str:
-        """What mpirun itself has written so far."""
+        """The output of mpirun itself so far."""
         if self._log.closed:
             return self._last_words
         log = self._log.fileno()

@@ -25,7 +25,7 @@ UNREADABLE = "an exception whose report cannot be read"
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank that raises leaves in its run folder, as `rank-<rank>.failure`, before it ends.
+    """The report that a rank that raises writes to its run folder, as `rank-<rank>.failure`, before it ends.
 
     Attributes:
         rank: the rank.

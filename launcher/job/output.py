@@ -80,7 +80,7 @@ def say_unless_stuck(message: str) -> None:
 
 
 def beginning(options: LaunchOptions, rank: int, now: datetime, *, coloured: bool) -> bytes:
-    """What a line of this rank begins with: the time and the rank, the rank alone, or nothing."""
+    """The prefix of this rank's lines: the time and the rank, the rank alone, or nothing."""
     timestamp = options.prefix_output_with_timestamp
     text = f"{now.isoformat(sep=' ', timespec='milliseconds')} [{rank}]" if timestamp else f"[{rank}]"
     if not (timestamp or options.prefix_output):
@@ -98,7 +98,7 @@ class Line:
     """The unfinished line of one pipe.
 
     Args:
-        target: the file to which the lines go.
+        target: the file that the lines go to.
         beginning: returns the prefix of a line; None: lines get no prefix.
         kept: a file that also gets everything, unchanged; None if there is none.
         is_live: whether its unfinished lines are passed on.
@@ -141,7 +141,7 @@ class Line:
         return lines
 
     def unfinished(self) -> bytes:
-        """What there is of the unfinished line, which may go on."""
+        """The unfinished line so far. It may go on."""
         rest, self.rest = self.rest, b""
         if not rest or self.beginning is None or self.is_open:
             return rest

@@ -1,4 +1,4 @@
-"""What the launcher waits for, said when it has been silent for some time."""
+"""Says what the launcher waits for when it has been silent for some time."""
 
 import time
 

@@ -71,7 +71,7 @@ class _Rank:
 
 
 class Waiting:
-    """What the launcher knows about the ranks' phases, and when to ask for more.
+    """The launcher's knowledge of the ranks' phases, and when to ask for more.
 
     Args:
         warning_seconds: seconds of waiting before a warning; 0: no warning.

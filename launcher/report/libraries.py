@@ -1,4 +1,4 @@
-"""What is installed: frameworks, the CUDA driver, versions of all. Nothing is imported, no GPU is touched."""
+"""The installed software: frameworks, the CUDA driver, versions of all. Imports nothing, touches no GPU."""
 
 import ctypes
 import importlib.util
@@ -73,7 +73,7 @@ def package(module: str, *distributions: str) -> Package | None:
 
 
 def versions(environ: Mapping[str, str]) -> list[str]:
-    """What `--version` prints: versions as pip knows them. `horovodish check` looks at what really loads.
+    """The output of `--version`: versions as pip knows them. `horovodish check` looks at what really loads.
 
     Args:
         environ: the user's environment, with the PATH on which mpirun may be.

@@ -32,7 +32,7 @@ Place = tuple[str, int, list[tuple[str, str]]]
 
 @dataclass(frozen=True)
 class Link:
-    """What was measured from one host to another, at one of its addresses.
+    """The measurement from one host to another, at one of its addresses.
 
     Attributes:
         of: the host that has connected.

@@ -26,7 +26,7 @@ if hvd.rank() == 0:
 
 
 def round_trip(environ: Mapping[str, str]) -> str:
-    """What two ranks need for a small reduction and for their whole life, in words. Blocks for a second or two.
+    """The time that two ranks need for a small reduction and in all, in words. Blocks for a second or two.
 
     Raises:
         LaunchError: they could not be started, or did not come to the right result.

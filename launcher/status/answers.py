@@ -1,4 +1,4 @@
-"""What a rank has said of itself, and what its supervisor knows of it."""
+"""A rank's own report, and its supervisor's facts about it."""
 
 import re
 import struct
@@ -36,7 +36,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Pending:
-    """What the root of a process set knows of a collective that not all ranks have called.
+    """The view that the root of a process set has of a collective that not all ranks have called.
 
     Attributes:
         process_set, seconds, name, call: as of a `Wait`.

@@ -23,7 +23,7 @@ _UNIX_SOCKETS = Path("/proc/net/unix")
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What a launcher has answered.
+    """A launcher's answer.
 
     Attributes:
         process: of the launcher.

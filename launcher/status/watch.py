@@ -10,7 +10,7 @@ from horovodish.launcher.status.show import HEADS, headlines, row_of
 
 PERIOD_SECONDS = 1.0
 RATES = ("steps/s", "reduced/s", "waited for")
-"""What the live table has besides: the last column is the share of the time that the other ranks wait for this one."""
+"""Additional columns of the live table: the last is the share of time that the other ranks wait for this one."""
 
 
 MOST_LINKS = 6

@@ -1,1 +1,1 @@
-"""What mpirun starts in place of each rank, on whichever host. It must not need anything of the other folders."""
+"""The supervisor that mpirun starts in place of each rank, on any host. It must not import from the other folders."""

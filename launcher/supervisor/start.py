@@ -15,7 +15,7 @@ from horovodish.launcher.supervisor.supervisor import LAUNCHER_VARIABLE, MEMORY,
 
 TEXT_VARIABLE = "HOROVODISH_SUPERVISOR"
 EXPORTED = (LAUNCHER_VARIABLE, TEXT_VARIABLE)
-"""What supervisors on other hosts must find in their environment. They keep it from the ranks."""
+"""Variables that supervisors on other hosts need in their environment. They do not pass them on to the ranks."""
 
 LONGEST_PATH_BYTES = 107  # the kernel's limit for the name of a socket
 

@@ -67,7 +67,7 @@ class NotAdmittedError(OSError):
 
 
 def proof(secret: bytes, side: bytes, own_nonce: bytes, other_nonce: bytes) -> bytes:
-    """What a side sends to prove that it knows the secret, without sending the secret."""
+    """The bytes that prove to the other side that this one knows the secret, without sending it."""
     return hmac.digest(secret, side + own_nonce + other_nonce, "sha256")
 
 

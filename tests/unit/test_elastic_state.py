@@ -506,7 +506,7 @@ def test_another_state_cannot_be_committed_in_a_block() -> None:
 
 def commit_another() -> None:
     state, another = State(value=1), State(value=2)
-    message = "put what changes in the same step into one state"
+    message = "put all values that change in a step into one state"
     with elastic.attempt(state):
         for commits in (another.commit, another.save):
             with pytest.raises(RuntimeError, match=message):

@@ -110,7 +110,7 @@ class Layout:
         return elements.reshape(shape) if index in self.own else elements
 
     def stepped(self, leaves: Sequence[Any]) -> list[Any]:
-        """Of the leaves of this rank's state those that the optimizer steps."""
+        """The leaves of this rank's state that the optimizer steps."""
         held = {None, *self.own}
         return [leaf for leaf, index in zip(leaves, self.parameters, strict=True) if index in held]
 

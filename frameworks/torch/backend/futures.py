@@ -34,7 +34,7 @@ def depth() -> int:
 
 
 class Future(TorchFuture[Any]):
-    """What an operation, or a callback, will give.
+    """The future result of an operation or a callback.
 
     Args:
         make: waits for the value and gives it.

@@ -38,7 +38,7 @@ _OPS = (
     (TorchOp.MAX, Max),
 )
 _OF_TRUTHS = {Sum: Max, Max: Max, Product: Min, Min: Min}
-"""What a reduction of bool is for bytes that are 0 or 1."""
+"""The reduction of bytes, 0 or 1, that stands for each reduction of bool."""
 _BITWISE = ((TorchOp.BAND, torch.bitwise_and), (TorchOp.BOR, torch.bitwise_or), (TorchOp.BXOR, torch.bitwise_xor))
 
 

@@ -106,7 +106,7 @@ class Meeting:
         return bool(self._answer(lambda: self._store.check(keys), seconds))
 
     def _answer(self, ask: Callable[[], Any], seconds: float = math.inf) -> Any:
-        """What the store answers. A thread asks, because a `TCPStore` waits for ever if its process is stopped."""
+        """The store's answer. A thread asks, because a `TCPStore` waits forever if its process is stopped."""
         answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
         threading.Thread(target=_ask, args=(ask, answers), daemon=True).start()
         limit = min(self._timeout.total_seconds(), seconds)

@@ -24,7 +24,7 @@ _GRACE_SECONDS = 3.0
 
 
 class Work(TorchWork):
-    """What an asynchronous call gives.
+    """The result of an asynchronous call.
 
     Args:
         handle: of the operation; its result is the tensors.
@@ -125,7 +125,7 @@ class Work(TorchWork):
 
 
 class Transfer(Work):
-    """What a send or a receive gives.
+    """The result of a send or a receive.
 
     Args:
         handle: of the operation; its result is the other rank of the world.

@@ -13,7 +13,7 @@ from horovodish.torch.tensors import parameter_checksums
 
 
 class _Gradients(GradientAdapter):
-    """Of Keras's variables. They are dense."""
+    """Gradients of Keras's variables. They are dense."""
 
     tensors = TENSORS
 

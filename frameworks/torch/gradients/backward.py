@@ -117,7 +117,7 @@ def _finish(participants: Sequence[Participant]) -> None:
 
 
 def hand_over(participants: Sequence[Participant], errors: list[Exception] | None = None) -> None:
-    """Has all of them hand over their remaining gradients, in the order that they become able to.
+    """Make all participants hand over their remaining gradients, each as soon as it can.
 
     Args:
         participants: `end_backward` was called for them.
@@ -141,7 +141,7 @@ def _has_handed_over(participant: Participant, patience_seconds: float, errors: 
 
 
 def _resume_in_outer(participants: Sequence[Participant]) -> None:
-    """Has the outer backward call `resume`, which no hook may do where all parameters are in checkpointed blocks."""
+    """Make the outer backward call `resume`: no hook may do it where all parameters are in checkpointed blocks."""
     # A callback queued now would belong to the backward that ends. The nodes that follow the custom function are run by
     # the outer one.
     function: Any = torch._C._current_autograd_node()

@@ -44,7 +44,7 @@ IN_BACKWARD = frozenset({Phase.ACCUMULATING, Phase.WATCHING, Phase.SUBMITTING})
 
 
 class Travelling:
-    """What was submitted and not waited for, by the number of its slot. The engine reads and writes this memory.
+    """The tensors that were submitted and not waited for, by slot number. The engine reads and writes this memory.
 
     Attributes:
         gradients: the parameters' gradients.

@@ -108,7 +108,7 @@ class PlannedGradients(ABC):
             self._travelling.keep(self._plan)
 
     def let_go(self) -> None:
-        """Has the gradients of its parameters no longer be reduced."""
+        """Stop reducing the gradients of its parameters."""
         for _, parameter in list(self._named):
             if _owners.get(parameter, lambda: None)() is self:
                 release(parameter)
@@ -237,7 +237,7 @@ class PlannedGradients(ABC):
 
 
 def release(parameter: Tensor) -> None:
-    """Has the gradient of a parameter no longer be reduced by whichever reducer does so."""
+    """Stop reducing the gradient of a parameter, in whichever reducer has it."""
     owner = _owners.pop(parameter, lambda: None)()
     if owner is not None:
         owner._release(parameter)

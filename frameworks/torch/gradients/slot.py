@@ -1,4 +1,4 @@
-"""What `Reducer` and `StepReducer` know about one parameter: how its gradient, or its change, travels."""
+"""The record of `Reducer` and `StepReducer` about one parameter: how its gradient, or its change, travels."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class Slot:
         self.plain = not changes and grad_dtype is not None
 
     def payload_in(self, group: int | None) -> Payload:
-        """What the buckets depend on, in a group or in none."""
+        """The payload for planning buckets, in a group or in none."""
         return Payload(self.size_bytes, self.dtype, self.device, group, self.codec)
 
     def payload(self, gradient: Tensor) -> tuple[Tensor, Any]:
-        """What travels for `gradient`, contiguous, and the context of its compression.
+        """The contiguous tensor that travels for `gradient`, and the context of its compression.
 
         Raises:
             UnsupportedTensorError: `gradient` is not what was announced when the buckets were planned.
@@ -106,7 +106,7 @@ class Slot:
         return self._view(gradient).reshape(-1)
 
     def neutral(self) -> tuple[Tensor, Any]:
-        """What travels where this rank has no gradient: zeros; and the context of their compression."""
+        """The zeros that travel where this rank has no gradient, and the context of their compression."""
         payload, context = self._zeros()
         return self._departing(payload), context
 

@@ -349,7 +349,7 @@ class StepReducer:
 
     @torch.no_grad()
     def end_round(self) -> None:
-        """Has all fragments meet now. Collective; blocks."""
+        """Make all fragments meet now. Collective; blocks."""
         self._land_all()
         self._follow()
         for fragment in self._fragments:
@@ -437,7 +437,7 @@ def _copy_on(device: torch.device, tensor: Tensor) -> Tensor:
 
 
 def _change(parameter: Tensor, place: Place) -> Tensor:
-    """What a parameter has changed in its round, as far as it is not reduced."""
+    """The change of a parameter in its round, as far as it is not reduced."""
     if place.start is None or place.change is not None:
         return torch.zeros_like(parameter)
     return parameter.detach() - place.start

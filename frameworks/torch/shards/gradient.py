@@ -1,4 +1,4 @@
-"""What `p.grad` is while only a part of it is on this rank."""
+"""The class of `p.grad` while only a part of it is on this rank."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ShardedGradient(Tensor):
 
 
 def _unscale(gradients: Sequence[ShardedGradient], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """What `GradScaler.unscale_` does. All ranks call it, and all find what one of them has found."""
+    """As `GradScaler.unscale_`. All ranks call it, and if one finds values that are not finite, all do."""
     pieces = [each.piece for each in gradients if each.piece.numel() > 0]
     if pieces:
         _AMP(pieces, found_inf, inv_scale)

@@ -78,7 +78,7 @@ class Piece(NamedTuple):
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Those that count: of dimensions with several elements."""
+    """The strides that count: of dimensions with several elements."""
     return tuple(stride for stride, count in zip(tensor.stride(), tensor.shape, strict=True) if count > 1)
 
 
@@ -136,7 +136,7 @@ def cut(parameter: Tensor, state: dict[str, Any], piece: Piece) -> dict[str, Any
 
 
 class Shards:
-    """What one rank has of an optimizer that the ranks share.
+    """One rank's part of an optimizer that the ranks share.
 
     A parameter stays in its bucket, and the rank keeps its part of it, however the optimizer's parameters change: the
     state of the part is on this rank alone.
@@ -266,7 +266,7 @@ class Shards:
 
     @property
     def ends(self) -> list[list[int]]:
-        """Of each bucket: where each rank's part ends, in elements of the bucket; empty: the parts are even."""
+        """For each bucket, where each rank's part ends, in elements of the bucket; empty: the parts are even."""
         return self._ends
 
     @property
@@ -298,7 +298,7 @@ class Shards:
         )
 
     def parameters(self) -> WeakIdKeyDictionary:
-        """Those that have a bucket."""
+        """The parameters that have a bucket."""
         return self._pieces
 
     def range_of(self, parameter: Tensor) -> tuple[int, int]:

@@ -38,7 +38,7 @@ def _pieces(shards: Shards, optimizer: Optimizer) -> Iterator[tuple[int, Tensor,
 
 @torch.no_grad()
 def full(shards: Shards, root: int) -> dict[str, Any] | None:
-    """What the plain optimizer's `state_dict()` would be, on the root."""
+    """On the root, the `state_dict()` that the plain optimizer would have."""
     optimizer, process_set = shards.optimizer, shards.process_set
     if root not in shards.reducing.ranks:
         ranks = shards.reducing.ranks

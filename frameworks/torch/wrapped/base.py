@@ -1,4 +1,4 @@
-"""What the classes of all wrapped optimizers have, and how an optimizer gets such a class."""
+"""The base of the classes of all wrapped optimizers, and how an optimizer gets such a class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from horovodish.torch.names import Names
 
 
 class Distributed:
-    """What a wrapped optimizer's class has besides its own methods."""
+    """The methods that wrapping adds to an optimizer's class."""
 
     wrapped_class: type[Optimizer]
     _reducer: Any
@@ -131,7 +131,7 @@ def is_within_step(optimizer: Optimizer) -> bool:
 
 @torch.no_grad()
 def unscale(optimizer: Any) -> None:
-    """What GradScaler leaves to an optimizer that supports scaling: unscale, or skip the step."""
+    """The work that GradScaler leaves to an optimizer that supports scaling: unscale, or skip the step."""
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is None:
         return

@@ -69,7 +69,7 @@ class SharesState(ReducesGradients):
         return states.clip(self._shards, max_norm, norm_type)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of a world of one rank, as torch's. Elsewhere the state is not on one rank.
+        """As torch's, in a world of one rank. In other worlds no rank has the whole state.
 
         Raises:
             ValueError: this rank has a part of the state only.
@@ -85,7 +85,7 @@ class SharesState(ReducesGradients):
         return found
 
     def full_state_dict(self, root: int = 0) -> dict[str, Any] | None:
-        """What the unwrapped optimizer's `state_dict()` would be. Collective; blocks.
+        """The `state_dict()` that the unwrapped optimizer would have. Collective; blocks.
 
         Args:
             root: the rank that gets it, in host memory, one tensor after the other.
