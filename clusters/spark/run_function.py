@@ -163,6 +163,6 @@ LEAVE_SECONDS = 10.0
 
 
 def _agents(numbers: Iterator[int], contact: str) -> Iterator[str]:
-    """What a task does: returns why its agent has ended, or nothing if it was told to."""
+    """The work of a task: runs an agent. Returns why the agent has ended; empty if it was told to."""
     for number in numbers:
         yield run_agent(contact, number)

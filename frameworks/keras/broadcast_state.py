@@ -134,7 +134,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def distributions_of(model: Any) -> list[Distribution]:
-    """What the wrapped ones among the optimizers that train a model have."""
+    """The distributions of the wrapped optimizers that train a model."""
     return [found for one in optimizers_of(model) if (found := distribution_of(one))]
 
 

@@ -251,7 +251,7 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 def distribution_of(optimizer: Any) -> Distribution | None:
-    """What a wrapped optimizer has, or the one in a LossScaleOptimizer; None for others."""
+    """The distribution of a wrapped optimizer, or of the one in a LossScaleOptimizer; None for others."""
     for one in (optimizer, getattr(optimizer, "inner_optimizer", optimizer)):
         if is_distributed(one):
             distribution: Distribution = one._distribution

@@ -20,7 +20,7 @@ from horovodish.runtime import basics
 
 
 class EpochSync(keras.callbacks.Callback):
-    """What the ranks agree on in one `fit` of a model.
+    """The ranks' agreements in one `fit` of a model.
 
     A rank whose epoch has ended joins: the others go on and reduce among themselves, until all have ended theirs. If
     they have not done equally many steps, they all get the variables of the one that has done most. (Not in a process
@@ -129,7 +129,7 @@ class EpochSync(keras.callbacks.Callback):
             )
 
     def gathered(self, value: Any, what: str) -> list[Any]:
-        """What each rank that trains with this one passes, of any picklable type. Collective."""
+        """The objects that the ranks which train with this one pass, of any picklable type. Collective."""
         return [value] if self._alone else allgather_object(value, f"{what} in fit()", self.process_set)
 
     @property

@@ -67,4 +67,4 @@ class _TensorAdapter(Adapter[Tensor]):
 
 TENSORS = _TensorAdapter()
 COLLECTIVES = Collectives[Tensor, Tensor](TENSORS)
-"""Those that autograd does not see."""
+"""The collectives that autograd does not see."""

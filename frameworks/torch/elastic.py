@@ -234,10 +234,10 @@ def _tensor(
 
 
 class ElasticSampler(ResumableSampler):
-    """`ResumableSampler` by Horovod's name, and with the methods of Horovod's.
+    """`ResumableSampler` under Horovod's name and with the methods of Horovod's sampler.
 
     Unlike Horovod's, it repeats no sample so that all ranks have equally many. A rank may therefore have one batch more
-    in an epoch than others. Those take part in its step with no gradients, and record it, or call `hvd.join()`.
+    in an epoch than others. The others take part in its step with no gradients, and record it, or call `hvd.join()`.
 
     Args:
         dataset: anything with a length; the same on every rank.
@@ -261,7 +261,7 @@ class ElasticSampler(ResumableSampler):
         """Say that the ranks have trained on a batch each. Call it after the step, even if this rank had none.
 
         Args:
-            batch_idx: its number since the loop over the batches has begun. Not needed: what counts is each call.
+            batch_idx: its number since the loop over the batches has begun. Not used: every call counts as one batch.
             batch_size: of the data loader, the same on every rank; the last batch of a rank may be smaller.
         """
         self._take(min(batch_size, self.left), batch_size)

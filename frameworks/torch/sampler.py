@@ -20,7 +20,7 @@ class ResumableSampler(Sampler[int]):
     neither: if the rest of the epoch is not a multiple of the number of ranks, the first ranks get one sample more. A
     rank that runs out of batches before the others calls `hvd.join()`; see the example.
 
-    The ranks need not talk to each other for it, and a checkpoint may be resumed with another number of ranks.
+    The ranks do not communicate for it. A checkpoint may be resumed with another number of ranks.
 
     Args:
         dataset: anything with a length; the same on every rank.
@@ -63,9 +63,9 @@ class ResumableSampler(Sampler[int]):
         self._open_passes: set[object] = set()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch: its order, all samples of it. The epoch that was resumed goes on where it was.
+        """Begin an epoch with its order and all its samples. A resumed epoch goes on where it was.
 
-        Without it, every pass has the order of the same epoch. The pass after a resumed one has all samples, too.
+        Without this call, every pass uses the order of the same epoch. The pass after a resumed one has all samples.
 
         Args:
             epoch: its number, the same on every rank.
@@ -79,7 +79,7 @@ class ResumableSampler(Sampler[int]):
         self._exhausted = self._all_are_through = False
 
     def record(self, samples: int) -> None:
-        """Say that this rank has trained on as many samples. Without it, a checkpoint starts the epoch anew.
+        """Record that this rank has trained on these samples. Without it, a checkpoint starts the epoch again.
 
         A data loader asks the sampler for samples ahead of time, so the sampler cannot know it by itself.
 
@@ -108,7 +108,7 @@ class ResumableSampler(Sampler[int]):
         """Go on where a checkpoint was taken, with as many ranks as there are now. Every rank must load the same.
 
         Args:
-            state: what `state_dict()` gave.
+            state: the result of `state_dict()`.
 
         Raises:
             ValueError: it was taken with a data set of another length.

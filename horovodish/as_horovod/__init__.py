@@ -45,7 +45,7 @@ INSTEAD = {
     "spark": "horovod.spark has only run here. Instead of an estimator, write the data to files and train with "
     "horovod.spark.run(function)",
 }
-"""What to do where horovodish has nothing of the kind."""
+"""The remedies for modules of Horovod's that horovodish does not have."""
 
 
 class Finder(MetaPathFinder, Loader):

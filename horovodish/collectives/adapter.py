@@ -87,7 +87,7 @@ def checked(operation: Operation) -> Operation:
 
 
 class Adapter(ABC, Generic[T]):
-    """What the engine must know of one framework's tensors.
+    """One framework's tensors, as the engine needs them.
 
     Attributes:
         noun: what messages call a tensor.

@@ -1,4 +1,4 @@
-"""What the engine must know of NumPy's arrays, and of what shows its memory by DLPack."""
+"""NumPy's arrays, and objects that share memory by DLPack, as the engine needs them."""
 
 from __future__ import annotations
 

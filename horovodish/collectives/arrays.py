@@ -1,4 +1,4 @@
-"""What the engine needs to know about a NumPy array, and the checks that it can take the array at all."""
+"""The facts that the engine needs about a NumPy array, and the checks that it can take the array at all."""
 
 from __future__ import annotations
 

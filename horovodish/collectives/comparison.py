@@ -1,4 +1,4 @@
-"""What must be the same on every rank, compared before anything hangs on it."""
+"""Compares values that must be the same on every rank, before a difference makes ranks hang."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Named:
 
 
 def difference(first: list[Any], other: list[Any], first_rank: int, rank: int) -> str:
-    """What two ranks have in different kinds, or only one of them has, or have in another order. Not collective.
+    """The difference between two ranks: a kind differs, only one rank has an item, or the order. Not collective.
 
     Args:
         first, other: the items of the two ranks, which are not equal.

@@ -69,7 +69,7 @@ def are_equal(sums: Sequence[int], ranks: int) -> bool:
 
 
 def checksum_of(array: np.ndarray) -> tuple[str, int]:
-    """What an array is, and a checksum of its bytes."""
+    """A description of an array, and a checksum of its bytes."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     return f"{array.dtype} of shape {array.shape}", zlib.crc32(data)
 

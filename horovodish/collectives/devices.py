@@ -17,7 +17,7 @@ from horovodish.runtime import basics, nccl_library
 __all__ = ["HOST", "ON_HOST", "Placement", "choose", "problem", "problem_for_nccl", "use"]
 
 HOST = -1
-"""What the engine calls host memory where it asks for a device."""
+"""The engine's device number for host memory."""
 
 
 class Placement(NamedTuple):

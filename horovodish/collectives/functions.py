@@ -5,20 +5,19 @@ int16, int32, int64, float16, bfloat16 (from ml_dtypes), float32 or float64; and
 nothing is reduced. Arrays of zero elements and of zero dimensions are fine.
 
 An operation is collective: every rank must call it, with the same name, dtype, shape and arguments; where they differ,
-every rank raises `MismatchError`, which names the ranks and both values, and the engine stays usable. What one rank
-alone gets wrong, such as the splits of an alltoall, it raises at once, as ValueError or UnsupportedTensorError, and
-the others raise `MismatchError` with its reason. A call without a name gets one by counting, so such calls must come
-in the same order on every rank; named calls may come in any order. A name is in use until its operation is done.
-`process_set` says which ranks take part (all, when not given); names and counts are apart for each set. The `grouped_`
-functions take a list of arrays and treat it as a unit: nothing of it starts before all of it is there on every rank.
-The functions without `_async` block, without the GIL, until the result is there; those with `_async` give a `Handle`
+every rank raises `MismatchError`, which names the ranks and both values, and the engine stays usable. A rank whose own
+arguments are wrong, such as the splits of an alltoall, raises ValueError or UnsupportedTensorError at once, and the
+others raise `MismatchError` with its reason. A call without a name gets one by counting, so such calls must come in
+the same order on every rank; named calls may come in any order. A name is in use until its operation is done.
+`process_set` says which ranks take part (all by default); each set has its own names and counts. The `grouped_`
+functions take a list of arrays and treat it as a unit: no array starts before all arrays are ready on every rank.
+Functions without `_async` block, without the GIL, until the result is ready. Functions with `_async` return a `Handle`
 at once, and the arrays must not be changed until `synchronize(handle)` returns.
 
-A rank that is out of data calls `join()` and contributes nothing to what the others do until all have joined: zeros to
-a sum, no rows to a gather. It cannot be the root of a broadcast. Meanwhile an Average divides by the ranks that have
-not joined; see `join`.
+A rank that is out of data calls `join()`. Until all have joined, it contributes zeros to a sum and no rows to a gather.
+It cannot be the root of a broadcast. Meanwhile an Average divides by the ranks that have not joined; see `join`.
 
-What every operation can raise:
+Every operation can raise:
 
 - MismatchError: the ranks disagree about the operation.
 - RankLostError: a rank died, raised or left while it was needed.
@@ -552,12 +551,12 @@ def around_join(context: Callable[[], AbstractContextManager[None]]) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank is out of data, and take part in what the others do without contributing. Blocks.
+    """Say that this rank is out of data. Until all ranks have joined, it takes part without contributing. Blocks.
 
-    It returns once every rank has joined; then all go on as before. Operations that this rank submitted before are its
-    own. Every rank must call it. A rank that has joined also takes part in what the other ranks of its process sets
-    do. Groups of `torch.distributed` have no join. With `wait_for=`, a rank takes the steps that it has missed,
-    and takes part in no other collective before all have joined.
+    It returns once every rank has joined; then all go on as before. Operations that this rank submitted before still
+    have its own values. Every rank must call it. A rank that has joined also takes part in the operations of its
+    process sets. Groups of `torch.distributed` have no join. With `wait_for=`, a rank takes the steps that it has
+    missed, and takes part in no other collective before all have joined.
 
     While ranks have joined, an Average divides by the ranks that have not. Horovod divides by all ranks. An `allreduce`
     here does so, too, if a rank has imported `horovod` before `init()`, or with the setting `join_average`:
@@ -565,8 +564,7 @@ def join(device: int = -1) -> int:
         rank 0 has joined, ranks 1 and 2 average 6 and 6   (6 + 6) / 2 = 6   in Horovod (6 + 6) / 3 = 4
 
     Args:
-        device: the CUDA device with which this rank takes part in collectives of CUDA tensors, if it has used none
-            before.
+        device: the CUDA device that this rank uses for collectives of CUDA tensors, if it has used none before.
 
     Returns:
         The rank that joined last: the one that has seen all data.

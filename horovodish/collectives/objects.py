@@ -84,7 +84,7 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
 
 
 def _loaded(load: Callable[[], T], name: str, process_set: ProcessSet) -> T:
-    """What `load` returns, once it has returned on every rank. A rank where it raises is an error on every rank."""
+    """The result of `load`, once it has returned on every rank. If it raises on one rank, all ranks get an error."""
     with RefuseOnError("allreduce", f"{name}.loaded", checked_id(process_set)):
         value = load()
     allreduce(np.zeros(1, np.uint8), op=Sum, name=f"{name}.loaded", process_set=process_set)

@@ -1,4 +1,4 @@
-"""What a rank asks of the engine: an operation on tensors, and what it is a part of."""
+"""A rank's requests to the engine: an operation on tensors, and the family that it belongs to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ engine allocates it), its dtype (a value of `_native.DTYPES`) and its shape."""
 
 
 class Codec(NamedTuple):
-    """What travels between hosts instead of floating-point values.
+    """The encoding of floating-point values between hosts.
 
     Attributes:
         kind: a value of `_native.CODECS`.
@@ -52,7 +52,7 @@ def codec_of(text: str) -> Codec | None:
 
 
 class Family(NamedTuple):
-    """What operations belong to together, as the buckets of a tree do: where the ranks disagree about one, all fail.
+    """Operations that belong together, such as the buckets of a tree: where the ranks disagree about one, all fail.
 
     Attributes:
         name: of all of it.

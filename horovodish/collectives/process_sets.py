@@ -38,7 +38,7 @@ def _ranks_of(group: Group) -> list[int]:
 
 
 class ProcessSet:
-    """Some of the ranks. Collectives with `process_set=` take place among them, apart from those of other sets.
+    """Some of the ranks. Collectives with `process_set=` run among them, independently of other sets.
 
     A set is used once `init(process_sets=[...])` or `add_process_set` has added it.
 
@@ -154,7 +154,7 @@ class InUse:
     Attributes:
         number, ranks, listed_ranks, mpi_comm: of the set, as its attributes say.
         region: of shared memory; 0 is the global set's.
-        engine_comm: what the engine uses in place of `mpi_comm`.
+        engine_comm: the engine's own communicator in place of `mpi_comm`.
         of_members: only its members know it.
         joins: a rank that calls `join()` joins it. Every member has it until the engine ends or all remove it together.
     """
@@ -175,9 +175,9 @@ class Sets:
 
     Attributes:
         in_use: by the object that the user has.
-        next_number: of the set that is added next by all ranks.
-        next_of_members: counts the sets that only their members know and whose first rank this is.
-        lost_regions: that were used by a set which a member has not ended.
+        next_number: the number of the next set that all ranks add.
+        next_of_members: counts the sets that only their members know and that have this rank as their first.
+        lost_regions: regions of sets that a member has not ended.
     """
 
     in_use: dict[ProcessSet, InUse] = field(default_factory=dict)
@@ -190,7 +190,7 @@ class Sets:
         return sorted({each.region for each in self.in_use.values()} | self.lost_regions)
 
     def of_all_ranks(self) -> dict[ProcessSet, InUse]:
-        """Those that every rank of the world has added."""
+        """The sets that every rank of the world has added."""
         return {process_set: each for process_set, each in self.in_use.items() if not each.of_members}
 
     def that_join(self) -> list[ProcessSet]:

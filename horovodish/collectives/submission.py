@@ -31,7 +31,7 @@ _UNKNOWN: Any = object()
 
 
 class _Session:
-    """What belongs to one engine. It starts anew with every `init()`, so that all ranks count names from one start."""
+    """The state of one engine. Every `init()` makes a new one, so that all ranks count names from the same start."""
 
     def __init__(self, engine: _native.Engine) -> None:
         self.counters: Counter[tuple[str, int]] = Counter()  # by kind and process set
@@ -40,7 +40,7 @@ class _Session:
 
 @dataclass
 class _Rank:
-    """What a rank submits to: its session, between `init()` and `shutdown()`."""
+    """The session of a rank, between `init()` and `shutdown()`."""
 
     session: _Session | None = None
 
@@ -214,7 +214,7 @@ def generated_name(kind: str, process_set_id: int = 0) -> str:
 
 
 def shown(name: str) -> str:
-    """What messages call an operation: its name, or where the caller gave none "call 1 of allreduce".
+    """The name of an operation in messages: the caller's name, or without one "call 1 of allreduce".
 
     A name without a number, such as "process group 0.noname.slot 1", is "a call of process group 0".
     """

@@ -48,5 +48,5 @@ def start_attributes(
 
 
 def group_of(first: Operation) -> str:
-    """What tells operations that belong together from all others of the program; `first` is the first of them."""
+    """An identifier, within the program, of operations that belong together; `first` is the first of them."""
     return f"{checked_id(first.process_set)} {first.name}"

@@ -47,7 +47,7 @@ class _State(Protocol):
 
 @dataclass
 class Outcome:
-    """What an exchange has come to; the same on all ranks.
+    """The outcome of an exchange, the same on all ranks.
 
     Attributes:
         commit: the number of the commit that all ranks have now, of the state with the greatest number; 0: they begin.
@@ -63,7 +63,7 @@ class Outcome:
 
 
 class _Offer(NamedTuple):
-    """What a rank says of a state.
+    """A rank's offer of a state.
 
     Attributes:
         position: of the newest commit that it has; None if it has none.
@@ -81,7 +81,7 @@ class _Offer(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """What a rank tells all others.
+    """A rank's message to all others.
 
     Attributes:
         start: how often the job had started processes before this one.

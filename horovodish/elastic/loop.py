@@ -29,7 +29,7 @@ _PROBLEMS = (Exception, HostsUpdatedInterrupt)
 
 
 class _Note(NamedTuple):
-    """What a rank says of the recovery that it is in.
+    """A rank's message about the recovery that it is in.
 
     Attributes:
         ranks: how many there were in the world that it has left.
@@ -201,25 +201,26 @@ class _Loop:
 
 
 def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Make a training function go on when ranks are lost or new ones are there. Every rank calls it.
+    """Make a training function continue when ranks are lost or new ranks have come. Every rank calls it.
 
     When a collective fails because a rank is lost, the remaining ranks call `init()` again among themselves, go back to
-    the newest commit of any of them, and call the function again. It must therefore begin where the state says. The
-    state is committed when the function returns.
+    the newest commit of any of them, and call the function again. The function must therefore begin where the state
+    says. The state is committed when the function returns.
 
     Args:
         function: trains. Its first argument is a `State`.
 
     Returns:
-        The function that does so; it returns what `function` returns.
+        A function that does this and returns the result of `function`.
 
     Raises:
         TypeError: the first argument is no `State`.
         LaunchError: a rank was lost, and the ranks were not started with `horovodish run --min-np`, nor under an
             `mpirun` with fault tolerance.
         RuntimeError: within a block of another state.
-        Whatever `function` raises that does not come of a lost rank. An error of a collective without a lost rank, such
-        as `StallError`, is tried again once; then it is raised, unless every rank has made a commit in between.
+        All exceptions of `function` that no lost rank has caused. After an error of a collective without a lost rank,
+        such as `StallError`, the function runs again once. If the error comes again, it is raised, unless every rank
+        has made a commit in between.
 
     Example:
         >>> @hvd.elastic.run
@@ -249,14 +250,14 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
 
 @contextlib.contextmanager
 def attempt(state: State) -> Iterator[None]:
-    """Leave a block of code, but go on after it, when ranks are lost or new ones are there. Every rank enters it.
+    """Run a block of code. If ranks are lost or new ranks have come, leave it and go on after it. Every rank enters it.
 
     When a collective in the block fails because a rank is lost, the block is left. The remaining ranks call `init()`
     again among themselves and go back to the newest commit of any of them. Then the code after the block runs, so a
-    loop around it repeats the step in flight. The end of the block is a commit. Look at the state inside of the block:
-    before the first one, new processes do not know it yet. In a step where nothing happens, no message is sent.
+    loop around it repeats the interrupted step. The end of the block is a commit. Read the state only inside the block:
+    a new process has no state before its first block. A step without losses or new ranks sends no extra message.
 
-    A block begins when JAX and GPUs have computed what the block before has given them. Under `run` they run ahead.
+    A block begins when JAX and GPUs have finished the work of the block before. Under `run` they run ahead.
 
     Args:
         state: the same one each time.
@@ -265,7 +266,7 @@ def attempt(state: State) -> Iterator[None]:
         TypeError: `state` is no `State`.
         LaunchError: as `run`.
         RuntimeError: within another block.
-        Whatever the block raises that does not come of a lost rank; see `run`.
+        All exceptions of the block that no lost rank has caused; see `run`.
 
     Example:
         >>> state = hvd.elastic.ObjectState(step=0, total=0.0)

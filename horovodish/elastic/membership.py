@@ -51,7 +51,7 @@ _LOOK_SECONDS = 0.02  # each word of the launcher may delay a recovery by this m
 
 @dataclass
 class _Told:
-    """What the launcher has said.
+    """The launcher's messages so far.
 
     Attributes:
         answers: that `regroup()` waits for.

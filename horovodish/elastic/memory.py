@@ -204,7 +204,7 @@ class Memory:
         return slot, np.frombuffer(data, np.uint8, length)
 
     def seal(self, slot: int, position: Position, schedule: Schedule | None = None) -> None:
-        """What was written to a slot is whole, and holds this commit."""
+        """Mark a slot as complete: it holds this commit."""
         if schedule:
             self._index[_SCHEDULE_AT:_ID_AT] = schedule.period, schedule.commit, round(schedule.copied_at * 1e9)
         header = self._header(slot)

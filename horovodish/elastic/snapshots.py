@@ -34,13 +34,13 @@ class Reference(NamedTuple):
 
 
 class Keeper(Protocol):
-    """What a class of states knows of its framework's objects."""
+    """How a class of states handles its framework's objects."""
 
     def _keeps(self, value: object) -> bool:
         """Whether a value is an object that stays the same object when the state goes back."""
 
     def _kept_of(self, value: Any) -> Any:
-        """What to keep of such an object."""
+        """The content to save of such an object."""
 
     def _give_back(self, value: Any, kept: Any) -> None:
         """Give such an object what was kept of it."""

@@ -36,7 +36,7 @@ WARN_AFTER_SKIPPED = 1000
 
 @dataclass
 class OfAll:
-    """What a rank knows of all its states.
+    """A rank's record of all its states.
 
     Attributes:
         in_block: the state of the block that runs.
@@ -52,9 +52,9 @@ class OfAll:
 class State:
     """The state of a training run, for `elastic.run`. All ranks make the same states in the same order.
 
-    Its attributes are the state, but for those whose names begin with an underscore. An object that has `state_dict()`
+    Its attributes are the state, except attributes whose names begin with an underscore. An object with `state_dict()`
     and `load_state_dict()`, such as a sampler, stays the same object, also within lists, dicts and other objects.
-    Everything else is a value: it is pickled, and another one takes its place.
+    Everything else is a value: it is pickled, and a recovery replaces it by a copy.
 
     Args:
         attributes: the first attributes. Others can be set later.
@@ -84,12 +84,12 @@ class State:
     def commit(self) -> None:
         """Mark a moment that a recovery may go back to, then `check_host_updates()`. Not collective: nothing is sent.
 
-        Call it on all ranks, where everything that the state counts has had its effect, such as after each step. Most
+        Call it on all ranks, where the parameters have all steps that the state counts, such as after each step. Most
         commits copy nothing. Within a window of gradient accumulation, or a round of `sync=`, a call does nothing,
-        because samples that the state counts have had no effect on all ranks yet.
+        because some samples that the state counts have not changed the parameters of all ranks yet.
 
         Raises:
-            RankLostError: a rank was lost, and the script has caught the error and gone on. Let it pass instead.
+            RankLostError: a rank was lost, and the script has caught the error and gone on. Do not catch the error.
             RuntimeError: within the block of another state.
             TypeError: a part of the state cannot be pickled; the message names it.
             HostsUpdatedInterrupt: as `check_host_updates()`.
@@ -99,7 +99,7 @@ class State:
             self.check_host_updates()
 
     def save(self) -> None:
-        """Commit and copy the state to memory of this host, whatever that costs. Not collective.
+        """Commit and copy the state to memory of this host, however long that takes. Not collective.
 
         Raises:
             RankLostError: as `commit()`.
@@ -115,7 +115,7 @@ class State:
             )
 
     def restore(self) -> None:
-        """Go back to the last `save()` or `commit()`, or to what `sync()` has received since. Not collective.
+        """Go back to the last `save()` or `commit()`, or to the state that `sync()` has received since. Not collective.
 
         Raises:
             RuntimeError: the last `commit()` was not copied. Call `save()` instead where the script itself goes back.
@@ -135,8 +135,8 @@ class State:
         """Raise if the job has found new hosts. Not collective; takes less than a microsecond.
 
         Raises:
-            HostsUpdatedInterrupt: for `elastic.run`, with which the ranks start again, together with the new ones. What
-                was done since the last commit is done again.
+            HostsUpdatedInterrupt: handled by `elastic.run`: the ranks start again, together with the new ranks, and
+                repeat the work since the last commit.
         """
         if membership.hosts_updated():
             self._is_interrupted = True
@@ -150,10 +150,10 @@ class State:
     def sync(self) -> None:
         """Give every rank the newest commit of any rank. Collective; blocks.
 
-        The first time, that is what earlier processes have left in memory of a host, or else the state of rank 0.
+        The first time, it is the commit that earlier processes have left in a host's memory, or else rank 0's state.
 
         Raises:
-            TypeError: a part of the state cannot be pickled; on one rank alone, the others lose it.
+            TypeError: a part of the state cannot be pickled. If it happens on one rank only, the others lose that rank.
             See `horovodish.collectives` for what every operation can raise.
         """
         exchange.exchange([self])
@@ -168,7 +168,7 @@ class State:
         """Called when the ranks have changed, for subclasses to override. Here it does nothing."""
 
     def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
-        """Have functions called whenever the ranks have changed, such as one that adapts the learning rate.
+        """Register functions to call whenever the ranks have changed, for example to adapt the learning rate.
 
         Args:
             callbacks: called without arguments, in this order, after `size()` and `rank()` have their new values and
@@ -183,7 +183,7 @@ class State:
         return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
     def _kept_of(self, value: Any) -> Any:
-        """What to keep of such an object."""
+        """The content to save of such an object."""
         return value.state_dict()
 
     def _give_back(self, value: Any, kept: Any) -> None:
@@ -366,16 +366,16 @@ class ObjectState(State):
 
 
 def assign(what: str, variables: Sequence[Any], values: Sequence[Any], remedy: str) -> None:
-    """Give variables the values that were kept of them.
+    """Give variables their saved values.
 
     Args:
         what: has the variables, for the message.
         variables: with a method `assign`.
         values: in the same order.
-        remedy: what to do where there are other variables than values.
+        remedy: what to do if the numbers of variables and values differ.
 
     Raises:
-        ValueError: there are.
+        ValueError: the numbers differ.
     """
     if len(variables) != len(values):
         raise ValueError(

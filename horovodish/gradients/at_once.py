@@ -65,7 +65,7 @@ class Memory(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """What came of buckets.
+    """The results of buckets.
 
     Attributes:
         buckets: for each the reduced tensors, None for one that no rank has.

@@ -51,7 +51,7 @@ class Tuning:
 
     @classmethod
     def of(cls, knobs: Settings) -> Tuning:
-        """What the settings say."""
+        """The tuning of the settings."""
         return cls(*(getattr(knobs, field.name) for field in fields(cls)))
 
 

@@ -13,7 +13,7 @@ __all__ = ["CastCompressor", "Compressions", "Compressor", "NoneCompressor", "ca
 
 
 class Compressor(Protocol):
-    """What a compression must offer; a class with static methods or an object.
+    """The interface of a compression: a class with static methods, or an object.
 
     The reduction is done on what `compress` gives, so sums of it must mean something. For one input dtype and shape
     `compress` must always give the same dtype and shape, on every rank. Both are traced where a framework compiles.

@@ -57,7 +57,7 @@ _ENDED, _AWAY = -1, -2
 
 
 class Average(NamedTuple):
-    """What a step applies.
+    """The average gradients that a step applies.
 
     Attributes:
         step: its number, from 1.
@@ -73,7 +73,7 @@ class Average(NamedTuple):
 
 
 class Optimizer(Protocol):
-    """What makes the steps of one optimizer when the first one is taken."""
+    """Makes the steps of one optimizer when it takes the first one."""
 
     def take_name(self) -> None:
         """Number the optimizer within its process set, if it has no number on this engine yet."""
@@ -83,7 +83,7 @@ class Optimizer(Protocol):
 
 
 class _Told(NamedTuple):
-    """What a rank has said last.
+    """A rank's last message.
 
     Attributes:
         given: how many gradients it has given so far.
@@ -348,7 +348,7 @@ class LateSteps:
             pass
 
     def _word(self, kind: int, options: np.ndarray | float = 0.0) -> np.ndarray:
-        """What the first rank tells the others: whether a step goes on, and with which options."""
+        """The first rank's message to the others: whether a step goes on, and with which options."""
         word = np.empty(1 + self._options)
         word[0], word[1:] = kind, options
         return word
@@ -414,7 +414,7 @@ class LateSteps:
         self._engine.describe_wait(self._name, line if in_time and missing else "")
 
     def _receive(self) -> Handle[int]:
-        """What receives the next message, into `_message`."""
+        """The handle that receives the next message, into `_message`."""
         if self._receiving is None:
             self._message = np.zeros(3 + self._options)
             name = f"{self._name}: a gradient"

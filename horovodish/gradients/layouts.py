@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Layout(IntEnum):
-    """What a rank has of a gradient. The sum over the ranks says whether any of them has a sparse or a dense one."""
+    """A rank's kind of a gradient. The sum over the ranks says whether any of them has a sparse or a dense one."""
 
     ABSENT = 0
     DENSE = 1
@@ -46,7 +46,7 @@ class Layout(IntEnum):
 
 
 class Comparison(NamedTuple):
-    """What ranks have found out of each other's gradients and parameters.
+    """The result of comparing the ranks' gradients and parameters.
 
     Attributes:
         layouts: for each gradient, SPARSE if any rank has a sparse one, DENSE if any has a dense one, else ABSENT.
@@ -106,7 +106,7 @@ def compared(
     process_set: ProcessSet,
     shapes: Sequence[str] = (),
 ) -> Comparison:
-    """What the ranks have found out. Collective; blocks.
+    """The result of the comparison. Collective; blocks.
 
     Args:
         comparison: what `compare_layouts` gives.
@@ -131,7 +131,7 @@ def compared(
 
 
 def difference_of_models(of_places: Mapping[int, tuple[list[str], list[str]]], process_set: ProcessSet) -> str:
-    """What to say of ranks that have built different models; empty if they have built the same. Not collective.
+    """The message about ranks that have built different models; empty if they are the same. Not collective.
 
     Args:
         of_places: the names and the shapes of the parameters that each rank trains, by its place in the set. The names
@@ -156,7 +156,7 @@ def difference_of_models(of_places: Mapping[int, tuple[list[str], list[str]]], p
 
 
 def variable(index: int, name: str) -> str:
-    """What messages call a variable. They may quote it, so there are no quotes in it."""
+    """The name of a variable in messages. Messages may quote it, so it has no quotes."""
     return f"variable {index} ({name})" if name else f"variable {index}"
 
 
@@ -188,7 +188,7 @@ def warn_of(
 
 
 class Compared:
-    """What a rank has found out of gradients that are reduced eagerly.
+    """A rank's results of comparisons, for gradients that are reduced eagerly.
 
     Attributes:
         layouts: of the gradients, by what tells these from others. Only what all ranks of the process set have heard is

@@ -41,7 +41,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Option:
-    """What the table says of an option besides its name and type.
+    """The table's entry for an option, besides its name and type.
 
     Attributes:
         default: its value when not given.
@@ -527,7 +527,7 @@ def check_trained(what: str, chosen: Iterable[Any], trained: Iterable[Any]) -> N
 
 
 def not_wrapped(function: str, wanted: str, given: object, remedy: str = "") -> TypeError:
-    """What a function raises that wraps something else.
+    """The error of a function that wraps another kind of object.
 
     Args:
         function: its name.

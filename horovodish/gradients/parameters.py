@@ -44,7 +44,7 @@ class _Comparisons:
 
 
 class Model(NamedTuple):
-    """What a rank trains.
+    """The model that a rank trains.
 
     Attributes:
         kin: what to call it, the same on every rank.

@@ -1,4 +1,4 @@
-"""What travels together when the gradients of an optimizer are reduced, and how it travels.
+"""Plans the reduction of an optimizer's gradients: which gradients travel together, and how.
 
 `plan_buckets` cuts gradients into buckets, the same ones on every rank. `GradientPlan` does all that a reduction takes
 where a framework hands over all gradients at once. Where a framework hands them over one by one, as PyTorch does, its
@@ -52,7 +52,7 @@ that it broadcasts after its first step."""
 
 
 class Payload(NamedTuple):
-    """What the buckets depend on: what travels instead of one gradient.
+    """The tensor that travels for one gradient, as far as buckets depend on it.
 
     Attributes:
         size_bytes: how long it is.
@@ -133,7 +133,7 @@ class _Bucket:
 
 
 class GradientAdapter(ABC):
-    """What a plan must know of one framework's gradients. A source is what a gradient belongs to, such as a variable.
+    """One framework's gradients, as plans use them. A source is the object of a gradient, such as a variable.
 
     Attributes:
         tensors: the adapter of the framework's tensors. A framework with a `reduce` of its own needs none.
@@ -164,7 +164,7 @@ class GradientAdapter(ABC):
         return gradient / divisor
 
     def checksum(self, source: Any) -> tuple[str, int] | None:
-        """What a variable is now, and a checksum of it, also while a program is traced; None for other sources."""
+        """A variable's description and checksum now, also while a program is traced; None for other sources."""
         return None
 
     def with_parameters(

@@ -92,7 +92,7 @@ class LowRank(NamedTuple):
 
 
 class Algebra:
-    """What a step does with whole matrices. The results are new arrays.
+    """The arithmetic of a step on whole matrices. The results are new arrays.
 
     Attributes:
         framework: a module with NumPy's names, `torch` or `jax.numpy`.

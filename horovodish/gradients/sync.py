@@ -30,10 +30,11 @@ _DEFAULTS = {"after": 0, "fragments": 1, "overlap": 0}
 class Sync:
     """A policy for the argument `sync` of `DistributedOptimizer`. Base of all; a class of your own derives from it.
 
-    Ranks whose policies differ get a `MismatchError`: in a number, a public one in a class of your own, or in its code.
+    Ranks get a `MismatchError` if their policies differ: in a number, or, for a class of your own, in a public number
+    or in its code.
 
     Args:
-        every: the steps of a round. Each rank then has sent as many bytes as in one step of synchronous training.
+        every: the steps of a round. In a round each rank sends as many bytes as in one step of synchronous training.
         after: how many steps at the beginning use the gradients of all ranks, before the first round begins.
         within: the ranks that use each other's gradients in every step: "host", or this rank's process set. None: each
             rank uses its own.
@@ -100,12 +101,12 @@ class Sync:
         return ()
 
     def merge(self, start: Any, change: Any, memory: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """The parameter after a meeting, and what to remember. It must not write to what it is given.
+        """The parameter after a meeting, and the new memory. It must not write to its arguments.
 
         Args:
             start: the parameter when the round began.
             change: what it has changed since, reduced over the ranks.
-            memory: what `begin` or the last call has given.
+            memory: the result of `begin` or of the last call.
         """
         return start + change, memory
 
@@ -272,7 +273,7 @@ def check_rounds(fragments: int, overlap: int = 0, within: object = None) -> Non
 
 
 def _of_a_users_class(value: object) -> list[str]:
-    """What of an object must be the same on all ranks if its class is not ours: public numbers, and its code."""
+    """For an object of a user's class, the parts that must be the same on all ranks: public numbers, and its code."""
     classes = [each for each in type(value).__mro__[:-1] if each.__module__ != __name__]
     if not classes:
         return []

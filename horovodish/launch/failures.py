@@ -198,7 +198,7 @@ def _folded(traceback: TracebackType | None) -> TracebackType | None:
 
 
 class _Exit(SystemExit):
-    """What `sys.exit` raises, with the line of the user's that has called it."""
+    """The exception of `sys.exit`, with the line of the script that has called it."""
 
     place, caller = "", "sys.exit"
 

@@ -22,12 +22,13 @@ def run(
     """Calls `func(*args, **kwargs)` on each of `num_proc` ranks, which are processes of their own, and waits for them.
 
     Works in scripts, notebooks and interactive interpreters, from any thread. The function goes to the ranks by value
-    if it stands in `__main__` or in a notebook, and else as the name of its module, which the ranks import. It calls
-    `init()` itself. What the ranks print appears here. Ctrl-C ends the ranks, and so does the end of this process.
+    if it is defined in `__main__` or in a notebook, and else as the name of its module, which the ranks import. It
+    calls `init()` itself. The output of the ranks appears here. Ctrl-C ends the ranks, and so does the end of this
+    process.
 
     Args:
         func: what each rank calls.
-        args: its positional arguments; like all that travels, they are pickled.
+        args: its positional arguments. They are pickled, like everything that travels.
         kwargs: its keyword arguments.
         num_proc: number of ranks.
         hosts: where they run, such as "a:2,b:4"; None is this host, or the hosts that a scheduler has allocated.
@@ -37,10 +38,10 @@ def run(
             `config_file`, whose keys are such names.
 
     Returns:
-        What the function returned, by rank.
+        The function's results, by rank.
 
     Raises:
-        Exception: what the function raised on the rank that failed first, with the traceback it has there as its cause.
+        Exception: the exception of the rank that failed first, with the traceback of that rank as its cause.
         RankLostError: a rank was lost before the function returned.
         LaunchError: the ranks could not be started, or a package is missing.
         SettingError: an argument has a value that is not accepted.

@@ -351,7 +351,7 @@ def came_to_its_end(number: int) -> bool:
 
 
 def check_settled() -> None:
-    """Wait until the GPU has done all that was launched on it, so that what it has computed can be kept.
+    """Wait until the GPU has finished all launched work, so that its results can be saved.
 
     Raises:
         RankLostError: an operation has failed because a rank was lost, and results may be wrong.

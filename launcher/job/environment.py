@@ -126,7 +126,7 @@ def torchs_variables(hellos: Collection[Hello], address: str, environ: Mapping[s
 
 
 def threads_notices(hellos: Iterable[Hello]) -> list[str]:
-    """What to tell the user about the chosen numbers of threads: one line for all hosts that are alike."""
+    """Messages about the chosen numbers of threads: one line for all hosts that are alike."""
     alike: dict[str, list[str]] = {}
     hosts = _by_host(hellos)
     for ranks in hosts:

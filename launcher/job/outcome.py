@@ -195,7 +195,7 @@ def first_fault(
 
 
 def how_it_left(rank: int, failures: Iterable[Failure]) -> str:
-    """What ranks that wait say of one that has left without raising, such as "called sys.exit(3) in train.py:19"."""
+    """How ranks that wait describe a rank that left without raising, such as "called sys.exit(3) in train.py:19"."""
     for failure in failures:
         found = re.search(rf"\brank {rank} ((?:called|has ended) .*)", failure.error)
         if failure.place and found:

@@ -121,7 +121,7 @@ class Waiting:
         its.pid, its.state = pid, state
 
     def deserted(self, now: float) -> str | None:
-        """What to say if ranks wait in init() for a rank that has ended; None if they do not."""
+        """A message if ranks wait in init() for a rank that has ended; None if they do not."""
         left = [rank for rank, its in self._ranks.items() if its.phase == "" and not its.has_begun]
         waiting = self._in("init")
         if not left or not waiting:
@@ -137,7 +137,7 @@ class Waiting:
         )
 
     def left_behind(self, now: float) -> str:
-        """What to say, once, if ranks of an elastic job wait for a rank that has called shutdown() by itself."""
+        """A message, once, if ranks of an elastic job wait for a rank that has called shutdown() by itself."""
         waiting = self._in("regroup")
         left = {rank for rank in self._in("stopped") if now - self._ranks[rank].since > LEFT_SECONDS} - self._told
         if not waiting or not left:

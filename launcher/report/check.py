@@ -166,7 +166,7 @@ def nccl_hints(nccl: nccl_library.Found | None, driver: tuple[int, int] | None) 
 
 
 def torch_hints(torch: libraries.Package, cuda: tuple[int, int] | None, driver: tuple[int, int] | None) -> list[str]:
-    """What does not fit together with PyTorch.
+    """Hints about software that does not fit together with PyTorch.
 
     Args:
         torch: the installed one.
@@ -221,7 +221,7 @@ def _add_mpi(report: Report, environ: Mapping[str, str]) -> None:
 
 
 def mpirun_hints(taken: Mpirun, first: Mpirun | None) -> list[str]:
-    """What does not fit together with the mpirun that a user gets who types that.
+    """Hints if the first mpirun on PATH does not fit the one that `horovodish run` takes.
 
     Args:
         taken: the one that `horovodish run` takes.

@@ -119,7 +119,7 @@ def _answer(interfaces: Sequence[str]) -> Place:
 
 
 def _measure(of: int, own_name: str, place: Place) -> list[Link]:
-    """What rank `of` measures at each address of another host; nothing on the other ranks."""
+    """The measurements of rank `of` at each address of another host; empty on the other ranks."""
     rank = next(int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ)
     host, port, interfaces = place
     if rank != of:

@@ -157,7 +157,7 @@ class UnixSupervisorEnd:
         self.is_open = True
 
     def interests(self) -> dict[int, int]:
-        """What to wait for, by file."""
+        """The events to wait for, by file."""
         return {self._connection.fileno(): select.POLLIN} if self.is_open else {}
 
     def serve(self, ready: Mapping[int, int]) -> list[bytes]:

@@ -89,7 +89,7 @@ class TcpSupervisorEnd:
         self.is_open = True
 
     def interests(self) -> dict[int, int]:
-        """What to wait for, by file."""
+        """The events to wait for, by file."""
         waited = {}
         if self.is_open:
             waited[self._connection.fileno()] = select.POLLIN | (select.POLLOUT if self._outgoing else 0)

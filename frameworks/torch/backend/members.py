@@ -115,7 +115,7 @@ class Members:
         self._growing = threading.Lock()
 
     def lock(self) -> threading.RLock:
-        """What this thread holds while it calls `begin` and then `submit` or `refuse`."""
+        """The lock that this thread holds while it calls `begin` and then `submit` or `refuse`."""
         level = depth()
         if level >= len(self._sequences):
             with self._growing:

@@ -37,7 +37,7 @@ class Distributed:
 
     @classmethod
     def _reducer_of(cls, optimizer: Any, names: Names, options: GradientOptions) -> Any:
-        """What reduces for an optimizer. If it cannot be made, it leaves nothing behind."""
+        """The reducer for an optimizer. If it cannot be made, it leaves nothing behind."""
         raise NotImplementedError
 
     @classmethod

@@ -32,7 +32,7 @@ class MaySkip(Distributed):
         super()._register(optimizer)
 
     def _gradient_reducer(self) -> Reducer | None:
-        """What reduces gradients in this step; None: each rank uses its own."""
+        """The reducer of this step's gradients; None: each rank uses its own gradients."""
         raise NotImplementedError
 
     def _calling(self) -> AbstractContextManager[None]:
