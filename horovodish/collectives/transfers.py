@@ -105,7 +105,7 @@ def _member(adapter: Adapter[Any], operation: Operation, tensor: Any) -> Any:
     placement = adapter.placement(operation, [tensor], [member])
     if placement.device != HOST or placement.is_staged:
         raise UnsupportedTensorError(
-            f"{operation.name}: a {operation.kind} takes host memory only. Copy a {adapter.noun} to the host "
+            f"{operation.name}: a {operation.kind} takes host memory only. Copy the {adapter.noun} to the host "
             "before a send, and back to the device after a receive"
         )
     return member

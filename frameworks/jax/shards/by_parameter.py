@@ -118,7 +118,7 @@ def check(
     for (path, _), own, sources in zip(found, results, of, strict=True):
         if others := sorted(sources - {own}):
             of_all = f"{jax.tree_util.keystr(path)} of all parameters"
-            what = of_all if own is None else f"what becomes of {layout.paths[own]}"
+            what = of_all if own is None else f"the result for {layout.paths[own]}"
             raise _refused(f"{what} follows from {layout.paths[others[0]]}, too")
     return [leaf for _, leaf in found]
 

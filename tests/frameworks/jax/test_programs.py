@@ -237,7 +237,7 @@ def test_batches() -> None:
         np.testing.assert_allclose(pair[1], np.full((3, 2), size))
         slopes = mapped(jax.grad(lambda x: total(jnp.sin(x), "v").sum()))(rows)
         np.testing.assert_allclose(slopes, size * np.cos(rows), rtol=1e-5, atol=1e-6)
-        with pytest.raises(NotImplementedError, match="Adasum weighs an array as a whole"):
+        with pytest.raises(NotImplementedError, match="Adasum scales each array as a whole"):
             mapped(lambda x: hvd.allreduce(x, op=hvd.Adasum, name="v"))(rows)
     assert calls(jax.vmap(lambda x: total(x, "v")), rows) == (1, 1), "one call for the whole batch"
 

@@ -24,8 +24,8 @@ def test_optimizers_that_look_at_several_parameters_are_refused() -> None:
     for make, text in {
         lambda: optax.chain(
             optax.clip_by_global_norm(1.0), optax.lamb(1.0)
-        ): r"of \['bias'\] follows from \['kernel'\]",
-        lambda: optax.contrib.prodigy(): "what becomes of .* follows from",
+        ): r"for \['bias'\] follows from \['kernel'\]",
+        lambda: optax.contrib.prodigy(): "the result for .* follows from",
         lambda: optax.flatten(optax.adam(1.0)): "depends on which parameters there are",
         lambda: optax.add_noise(0.1, 0.5, key=1): "it draws noise",
         lambda: optax.apply_if_finite(optax.sgd(1.0), 3): "follows from",
@@ -53,7 +53,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "muon": (lambda: optax.contrib.muon(1e-3), "depends on the shape of a parameter"),
     "sm3": (lambda: optax.sm3(1e-3), "its state depends on the shape of a parameter"),
     "lbfgs": (lambda: optax.scale_by_lbfgs(), "has no number for each element of one parameter"),
-    "noise": (lambda: optax.add_noise(0.1, 0.5, key=1), "a number of its own, such as noise"),
+    "noise": (lambda: optax.add_noise(0.1, 0.5, key=1), "with another number, such as noise"),
     "finite": (lambda: optax.apply_if_finite(optax.sgd(1.0), 3), "reduce_and does not compute each element"),
     "large": (
         lambda: optax.masked(optax.sgd(1.0, 0.9), lambda tree: jax.tree.map(lambda leaf: leaf.size > 60, tree)),
@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: optax.stateless(
             lambda u, _: jax.tree.map(lambda leaf: leaf * jnp.arange(leaf.size).reshape(leaf.shape), u)
         ),
-        "a number of its own",
+        "with another number",
     ),
 }
 

@@ -329,7 +329,7 @@ def test_what_is_wrapped() -> None:
             call()
     wrapped = tape()
     for refused in (wrapped.jacobian, wrapped.batch_jacobian):
-        with pytest.raises(NotImplementedError, match="ask a tape that is not wrapped"):
+        with pytest.raises(NotImplementedError, match="use a tape that is not wrapped"):
             refused(tf.ones(2), tf.ones(2))
     assert isinstance(wrapped, tf.GradientTape) and type(wrapped).__name__ == "GradientTape"
 

@@ -281,7 +281,7 @@ def test_one_rank_is_wrong() -> None:
         ("got one tensor", lambda: hvd.grouped_allgather([four]), lambda: hvd.grouped_allgather(four)),
         ("pass [tensor]", lambda: hvd.grouped_reducescatter([four]), lambda: hvd.grouped_reducescatter(four)),
         (
-            "are the same memory",
+            "of the group share memory",
             lambda: hvd.grouped_allreduce_([four, torch.zeros(4)]),
             lambda: hvd.grouped_allreduce_([four, four]),
         ),
