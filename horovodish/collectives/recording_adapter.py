@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from horovodish.collectives.adapter import Adapter, Shaped, identified
+from horovodish.collectives.adapter import Adapter, Shaped, identified, only
 from horovodish.collectives.derivatives import are_horovods, check_linear, factor, opposite
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.submission import Handle
@@ -50,6 +50,10 @@ class RecordingAdapter(Adapter[T]):
             gradients: computes the gradients of the inputs from the gradients of the results; None stands for zeros.
                 Collective; blocks.
         """
+
+    def now(self, operation: Operation, tensor: Any) -> T:
+        """As `Adapter.now`, but every call is recorded, so none repeats an earlier one."""
+        return self.start(operation, [tensor], only, waits=True).wait()
 
     def start(
         self,

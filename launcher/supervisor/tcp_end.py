@@ -225,8 +225,11 @@ def dial(launcher: str) -> socket.socket:
                 problems.append(f"{place[0]}: {os.strerror(problem)}")
     ends_at = time.monotonic() + CALL_SECONDS
     while callers:
-        left = max(0.0, ends_at - time.monotonic())
-        _, answered, _ = select.select([], list(callers), [], left)
+        poller = select.poll()  # select() takes no file from number 1024 on
+        for caller in callers:
+            poller.register(caller, select.POLLOUT)
+        ready = {file for file, _ in poller.poll(max(0.0, ends_at - time.monotonic()) * 1000)}
+        answered = [caller for caller in callers if caller.fileno() in ready]
         for caller in answered:
             address = callers.pop(caller)
             problem = caller.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

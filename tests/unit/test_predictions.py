@@ -313,7 +313,7 @@ def test_a_model_that_does_not_fit_is_named_also_if_its_link_is_fast(
     assert run_on([str(model)], str(machines), 8) == 0
     keeps, fits = capsys.readouterr().out.splitlines()[-2:]
     assert keeps == "An allreduce keeps 90% efficiency up to 8 ranks."
-    assert fits == "A rank has 32 GB, in which ZeRO-3 fits."
+    assert fits == "A rank has 32 GB of memory: ZeRO-3 fits."
 
 
 def test_the_time_to_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

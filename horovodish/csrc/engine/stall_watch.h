@@ -75,8 +75,7 @@ class StallWatch {
   uint64_t news_ = 0;  // counts submissions, decisions and movements, and at other ranks the root's questions
   uint64_t questions_about_gpus_ = 0;  // the root's questions about GPUs, at other ranks
   Clock::time_point last_news_{};  // the last submission or decision
-  Clock::time_point stacks_shown_ =
-      Clock::time_point::max();  // the last_news_ at which the stacks were shown
+  Clock::time_point stacks_shown_ = Clock::time_point::max();  // the last_news_ at which the stacks were shown
   std::shared_ptr<const Request> last_submitted_;
   uint64_t warned_at_ = 0;  // the news_ at which the last warning of a deadlock came
 };

@@ -28,8 +28,7 @@ struct Note {
   uint64_t decision = 0;
   bool waits = false;  // the rank has carried out `decision` decisions and submits nothing before the next one
   std::string text = {};
-  std::vector<std::pair<std::string, std::string>> labels =
-      {};  // by name: what the rank calls a waiting operation
+  std::vector<std::pair<std::string, std::string>> labels = {};  // by name: what the rank calls a waiting operation
 
   static auto fields(auto& its) {
     return std::tie(its.topic, its.rank, its.process_set, its.decision, its.waits, its.text, its.labels);

@@ -153,6 +153,17 @@ def test_only_the_loss_of_an_agent_that_is_used_counts() -> None:
         wait_until(lambda: len(meeting.lost) == 1)
 
 
+def test_an_agent_in_a_process_with_many_open_files() -> None:
+    """Ray's and Spark's processes have many. select() takes no file from number 1024 on."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(1024):
+            opened.enter_context(open(os.devnull))
+        with Meeting(["127.0.0.1"]) as meeting:
+            agent = call(meeting.contact)
+            agent.send(f"agent 0 1 - {describe_host()}")
+            wait_until(lambda: len(meeting._agents) == 1)
+
+
 def test_an_agent_that_is_lost_before_there_is_a_job(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
