@@ -1,19 +1,19 @@
 """What the negotiation costs rank 0 as the world grows:  python benchmarks/negotiation_scale.py
 
-Negotiates 1000 tensors among 2 to 512 ranks, as ranks of one host, and among 2 to 16384 as hosts of 8 ranks, in the
-loopback world: all ranks are state machines of one thread, and messages are handed over in memory. Counted is rank 0
-alone: the messages and bytes that it receives and sends, the CPU time of the work on them, and the memory that its
-negotiation holds. The depth is how many messages lead from the farthest rank to rank 0. The first step states every
-tensor in full; of the later ones, in which the response cache knows them, the median is shown.
+Negotiates 1000 tensors among 2 to 512 ranks of one host, and among 2 to 16384 ranks on hosts of 8. All ranks are state
+machines of one thread, and messages are handed over in memory. The figures are rank 0's: the messages and bytes that it
+receives and sends, the CPU time for them, and the memory of its negotiation. The depth is the number of messages, one
+after the other, from the farthest rank to rank 0. The first step states every tensor in full. In later steps the
+response cache knows the tensors; the table has their median.
 
-Half of the runs submit all tensors "together", before anybody looks at messages; the processor's caches are then
-emptied before each turn of rank 0, as by a training step. In the others each tensor is negotiated before the next is
-submitted, "in turn", which is what costs most; their CPU time grows a little with the memory of the ranks that are
-simulated in between. Then the same with response caches that are too small. Takes some minutes, a C++ compiler, and
-15 GiB of memory for the largest world.
+Half of the runs submit all tensors "together", before any rank looks at messages. They empty the processor's caches
+before each turn of rank 0, as a training step does. The other runs negotiate each tensor before they submit the next
+one, "in turn", which costs most. Their CPU time grows a little with the memory of the other simulated ranks. Runs with
+response caches that are too small follow. All of it takes some minutes, a C++ compiler, and 15 GiB of memory for the
+largest world.
 
-Then what the engine's schedules send for an all-reduce of as many ranks on hosts of 8: the schedule between the hosts,
-its steps, and how many times the tensor's bytes a host sends.
+A second table shows the engine's all-reduce between the same hosts: its schedule, its steps, and the bytes that a host
+sends, as a multiple of the tensor's bytes.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from horovodish.predictions.steps import steps_and_bytes
 TENSORS = 1000
 RANKS = [2**power for power in range(1, 15)]
 MOST_IN_TURN = 512
-"""Ranks on one host, and ranks of which each tensor is negotiated before the next one is submitted."""
+"""The largest number of ranks for the runs on one host, and for the runs "in turn"."""
 RANKS_PER_HOST = 8
 CACHE_RANKS = 64
 CAPACITY = 4096

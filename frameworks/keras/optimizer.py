@@ -74,8 +74,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     the progress of the round, and a `.keras` file saves them, too. The optimizer has two more methods, for use outside
     of compiled programs:
 
-        synchronized()        a context in which the variables have the values that a meeting would give them now, to
-                              evaluate or to save; at its end each rank goes on from where it was
+        synchronized()        a context to evaluate or to save in: the variables have the values that a meeting would
+                              give them now. At its end each rank gets its own values back
         end_round()           meet now, as at the end of training. `fit` with any of `hvd.callbacks` does so at its end
 
     Args:

@@ -98,8 +98,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     a meeting. In a world of one rank the policy holds as well: nothing is reduced, but an outer optimizer steps.
     `step()` is the collective, so every rank must call it equally often. The optimizer has more methods:
 
-        synchronized()        a context in which the parameters have the values that a meeting would give them now, to
-                              evaluate or to save; at its end each rank goes on from where it was
+        synchronized()        a context to evaluate or to save in: the parameters have the values that a meeting would
+                              give them now. At its end each rank gets its own values back
         end_round()           meet now, as at the end of training
         state_dict()          also has the progress of the round. If each rank saves it, and its model, within a round,
                               training can go on with the same bits. At the end of a round one rank's copy is enough
