@@ -20,7 +20,8 @@ const Error kGivenUp{ErrorKind::rank_lost, "this rank has left the process set"}
 uint64_t bytes_of(const Request& request) { return row_bytes(request.members.at(0)); }
 
 std::string content_text(DType dtype, uint64_t bytes, const std::string& name) {
-  const std::string elements = std::to_string(bytes / horovodish::bytes_of(dtype)) + " elements of ";
+  const uint64_t count = bytes / horovodish::bytes_of(dtype);
+  const std::string elements = std::to_string(count) + (count == 1 ? " element of " : " elements of ");
   return elements + std::string(name_of(dtype)) + (is_unnamed(name) ? "" : " as '" + name + "'");
 }
 
