@@ -15,12 +15,13 @@
 namespace {
 
 constexpr uintptr_t kRanks = 4096;
-constexpr int kFailed = 1;
+constexpr int kFailed = 1, kTruncated = 2;
 
 struct Request {
   int own = 0, peer = 0;  // in the world
-  bool done = false;
+  bool done = false, truncated = false;
   void* target = nullptr;  // of a receive
+  size_t room = 0;  // likewise
   int from = 0, tag = 0, bytes = 0;
   uintptr_t communicator = 0;  // the receiver's handle
 };
@@ -40,6 +41,7 @@ struct World {
   std::map<uintptr_t, std::list<Pointer>> receives;
   std::set<std::pair<int, int>> failed;  // rank, and the peer of which it has heard that it is dead
   std::set<int> dead;
+  int truncated = 0;  // messages that were longer than their receive
 };
 World world;
 
@@ -61,7 +63,9 @@ void let_go(void* request) {
 }
 
 void take(Request& receive, const Message& message) {
-  std::memcpy(receive.target, message.data.data(), message.data.size());
+  receive.truncated = message.data.size() > receive.room;
+  world.truncated += receive.truncated;
+  if (!receive.truncated) std::memcpy(receive.target, message.data.data(), message.data.size());
   receive.bytes = static_cast<int>(message.data.size());
   receive.done = true;
   if (message.sender) message.sender->done = true;
@@ -112,9 +116,8 @@ void simulated_arrive(int from, int to) {
   messages.pop_front();
   if (world.dead.contains(to)) return;
   auto& receives = world.receives[message.communicator];
-  const auto found = std::ranges::find_if(receives, [&](const Pointer& receive) {
-    return receive->from == message.from && receive->tag == message.tag;
-  });
+  const auto found = std::ranges::find_if(
+      receives, [&](const Pointer& receive) { return receive->from == message.from && receive->tag == message.tag; });
   if (found == receives.end()) {
     world.arrived[message.communicator].push_back(std::move(message));
   } else {
@@ -131,19 +134,27 @@ void simulated_die(int rank) { world.dead.insert(rank); }
 // MPI tells a rank that another one is dead.
 void simulated_fail(int rank, int peer) { world.failed.insert({rank, peer}); }
 
+int simulated_truncated() { return world.truncated; }
+
 int MPI_Isend(const void* data, int count, uintptr_t, int to, int tag, uintptr_t communicator, void* request) {
   return send(data, count, to, tag, communicator, request, false);
 }
 int MPI_Issend(const void* data, int count, uintptr_t, int to, int tag, uintptr_t communicator, void* request) {
   return send(data, count, to, tag, communicator, request, true);
 }
-int MPI_Irecv(void* data, int, uintptr_t, int from, int tag, uintptr_t communicator, void* request) {
+int MPI_Irecv(void* data, int room, uintptr_t, int from, int tag, uintptr_t communicator, void* request) {
   auto receive = std::make_shared<Request>();
-  *receive = {own_rank(communicator), rank_of(communicator, from), false, data, from, tag, 0, communicator};
+  *receive = {.own = own_rank(communicator),
+              .peer = rank_of(communicator, from),
+              .target = data,
+              .room = static_cast<size_t>(room),
+              .from = from,
+              .tag = tag,
+              .communicator = communicator};
   if (world.failed.contains({receive->own, receive->peer})) return kFailed;
   auto& arrived = world.arrived[communicator];
-  const auto found = std::ranges::find_if(
-      arrived, [&](const Message& message) { return message.from == from && message.tag == tag; });
+  const auto found =
+      std::ranges::find_if(arrived, [&](const Message& message) { return message.from == from && message.tag == tag; });
   if (found == arrived.end()) {
     world.receives[communicator].push_back(receive);
   } else {
@@ -157,8 +168,10 @@ int MPI_Test(void* request, int* flag, void* status) {
   const Request& its = *held(request);
   *flag = its.done;
   if (!its.done) return world.failed.contains({its.own, its.peer}) ? kFailed : 0;
+  const bool truncated = its.truncated;
   std::memcpy(status, &its.bytes, sizeof its.bytes);
   let_go(request);
+  if (truncated) return kTruncated;
   return 0;
 }
 int MPI_Cancel(void* request) {
@@ -172,8 +185,8 @@ int MPI_Get_count(const void* status, uintptr_t, int* count) {
   std::memcpy(count, status, sizeof *count);
   return 0;
 }
-int MPI_Error_string(int, char* text, int* length) {
-  std::strcpy(text, "the peer is dead");
+int MPI_Error_string(int code, char* text, int* length) {
+  std::strcpy(text, code == kTruncated ? "message truncated" : "the peer is dead");
   *length = static_cast<int>(std::strlen(text));
   return 0;
 }

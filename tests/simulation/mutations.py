@@ -198,3 +198,53 @@ OF_KEPT = [
     ),
 ]
 """Found by kept worlds alone. It took tens of thousands of worlds to find each."""
+
+
+class OfEngine(NamedTuple):
+    """A changed line of the engine, below csrc. It needs an engine of its own, so `make soak` looks for it."""
+
+    name: str
+    file: str
+    line: str
+    instead: str
+
+
+NEGOTIATION = "negotiation/negotiation.cc"
+OF_ENGINE = [
+    OfEngine(
+        "a stale statement of a child counts",
+        "negotiation/unacknowledged.cc",
+        "return failed != nullptr && failed->ends(name, signature)",
+        "return false && failed",
+    ),
+    OfEngine(
+        "a stale statement of the own rank counts",
+        NEGOTIATION,
+        "return failed != nullptr && failed->ends(name, signature)",
+        "return false && failed",
+    ),
+    OfEngine(
+        "a forgotten id stands for nothing",
+        "negotiation/unacknowledged.cc",
+        "forgotten != nullptr && forgotten->id == id",
+        "false && forgotten",
+    ),
+    OfEngine(
+        "a failed run goes on",
+        "engine/operation_table.cc",
+        "if (const Error* const error = failure_of(request.family)) return owner_.settle(operation, error);",
+        "",
+    ),
+    OfEngine(
+        "a channel goes on after a cancelled receive",
+        "planes/pairs.cc",
+        "peer.reset();",
+        "if (peer) peer->sends.clear();",
+    ),
+    OfEngine(
+        "what a joined rank submits is forgotten",
+        NEGOTIATION,
+        "for (const HeldBack& its : std::exchange(after_join_, {})) submit(its.name, its.signature, its.absent);",
+        "after_join_.clear();",
+    ),
+]

@@ -17,7 +17,7 @@ import horovodish as hvd
 from horovodish.collectives.adapter import only
 from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.codecs import Compression
-from horovodish.collectives.operation import Operation
+from horovodish.collectives.operation import Family, Operation
 from horovodish.collectives.submission import submit
 from horovodish.collectives.transfers import receive, send
 from horovodish.errors import HorovodInternalError, MismatchError
@@ -41,7 +41,7 @@ CODECS = {
 BY_ELEMENTS = ("allgather by elements", "reducescatter by elements")
 KINDS = (
     *("allreduce", "allreduce", "allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "grouped"),
-    *("exchange", "exchange", *BY_ELEMENTS, *CODECS),
+    *("exchange", "exchange", "tree", "tree", *BY_ELEMENTS, *CODECS),
 )
 
 
@@ -54,7 +54,7 @@ class Step:
 
     Attributes:
         kind: one of `KINDS`, or "train": the optimizer of the program takes a step. In an "exchange" each rank sends
-            two tensors to one rank and receives two from another one.
+            two tensors to one rank and receives two from another one. A "tree" is a family of allreduces.
         name: at most one of a name is under way.
         rows: of the tensor.
         team: the number of its process set; 0: all ranks.
@@ -116,14 +116,16 @@ def program_of(seed: int) -> Program:
     for _ in range(count):
         team = chance.randrange(1 + len(teams))
         members = teams[team - 1] if team else range(size)
+        kind = chance.choice(("allreduce", "allgather", "tree", *CODECS) if uneven else KINDS)
+        often_wrong = 0.3 if kind == "tree" else 0.04
         steps.append(
             Step(
-                chance.choice(("allreduce", "allgather", *CODECS) if uneven else KINDS),
+                kind,
                 f"t{chance.randrange(names)} of {team}",
                 chance.choice(ROWS),
                 team,
                 chance.choice(members),
-                chance.choice(members) if chance.random() < 0.04 and not uneven else -1,
+                chance.choice(members) if chance.random() < often_wrong and not uneven else -1,
             )
         )
     training, trains = None, 0
@@ -176,6 +178,23 @@ class _Exchange(NamedTuple):
         for handle in self.handles:
             handle.wait()
         return self.targets
+
+
+class _Tree(NamedTuple):
+    """Operations that fail together."""
+
+    handles: list[Any]
+
+    def wait(self) -> list[np.ndarray]:
+        found, problems = [], []
+        for handle in self.handles:
+            try:
+                found.append(handle.wait())
+            except MismatchError as problem:
+                problems.append(problem)
+        if problems:
+            raise problems[0]
+        return found
 
 
 class SameBits:
@@ -257,6 +276,8 @@ class Script:
             return self._begin_by_elements(step, array, team)
         if step.kind == "exchange":
             return self._begin_exchange(step, array, team)
+        if step.kind == "tree":
+            return self._begin_tree(step, number, array, team)
         splits = _splits(rank, number, team.ranks)
         own = np.repeat(np.float32(rank * 10 + number), sum(splits))
         return hvd.alltoall_async(own[:, None] if step.wrong == rank else own, splits=splits, **options)
@@ -283,6 +304,16 @@ class Script:
             send(ARRAYS, each, receiver, tag, process_set=team) for each, tag in ((-sent, tags[1]), (sent, tags[0]))
         ]
         return _Exchange(targets, handles)
+
+    def _begin_tree(self, step: Step, number: int, array: np.ndarray, team: hvd.ProcessSet) -> _Tree:
+        """The ranks submit the parts in different orders, and the first part has another shape where one is wrong."""
+        tree = _tree_of(array, array[: step.rows])
+        handles = {}
+        for part in random.Random(self.program.seed + 64 * number + hvd.rank()).sample(range(len(tree)), len(tree)):
+            family = Family(step.name, len(tree), 0, number + 1)
+            operation = Operation("allreduce", f"{step.name}.{part}", team, hvd.Sum, family=family)
+            handles[part] = ARRAYS.start(operation, [tree[part]], only)
+        return _Tree([handles[part] for part in range(len(tree))])
 
     def _wait(self, number: int, handle: Any) -> None:
         step = self.program.steps[number]
@@ -332,6 +363,8 @@ class Script:
             return [sent, -sent]
         if step.kind == "grouped":
             return [total, total[:1] * 2]
+        if step.kind == "tree":
+            return _tree_of(total, total)
         if step.kind == "allgather":
             return np.concatenate([values[each][: (each + number) % (step.rows + 1)] for each in there])
         if step.kind == "broadcast":
@@ -379,6 +412,10 @@ class _Training:
     def _same_bits(self, found: Any, when: object) -> None:
         for number, each in enumerate(found):
             self._script._decoded.check(f"parameter {number} after {when}", each)
+
+
+def _tree_of(first: np.ndarray, others: np.ndarray) -> list[np.ndarray]:
+    return [first, others[:1] * 2, -others]
 
 
 def _part(rows: int, place: int, ranks: int) -> slice:

@@ -24,7 +24,7 @@ from unittest import mock
 from greenlet import GreenletExit, greenlet
 from simulation.engine import Engine
 from simulation.mpi import Communicator, simulated_mpi
-from simulation.ranks import Coroutine, Fault, Rank
+from simulation.ranks import Coroutine, Fault, Rank, Wrong
 from simulation.threads import WAITING, Threads, are_recording, record
 
 from horovodish import _native, settings
@@ -114,6 +114,7 @@ class World:
 
         Raises:
             Stuck: they do not come to an end.
+            Wrong: they have received parts of messages in the places of others.
         """
         due = self._due
         due += sorted((fault for fault in faults if not fault.mark), key=lambda fault: fault.event, reverse=True)
@@ -137,6 +138,8 @@ class World:
                 else:
                     waiting = [rank.id for rank in self.ranks if not rank.is_over]
                     raise Stuck(f"ranks {waiting} wait, and none goes on")
+        if truncated := self.mpi.simulated_truncated():
+            raise Wrong(f"{truncated} messages were longer than their receives")
         return self.ranks
 
     def is_over(self) -> bool:

@@ -144,18 +144,14 @@ void Pairs::abandon(const Error& why) noexcept {
       if (!stopped && &send == &peer->sends.front()) keep_for_ever(send.entry.operation->memory);
       end_operation(send.entry.operation, &why);
     }
-    peer->sends.clear();
     const Pointer receive = std::exchange(peer->receive.operation, nullptr);
     if (receive) {
       if (!stopped) keep_for_ever(receive->memory);
       end_operation(receive, &why);
     }
-    // The rest of a message that has begun to arrive has no target.
-    if (!stopped) {
-      static_cast<void>(peer.release());
-    } else if (receive) {
-      peer.reset();
-    }
+    // The channel is not used again: cancelling may have ended a receive, and nobody reads what that receive has got.
+    if (!stopped) static_cast<void>(peer.release());
+    peer.reset();
   }
   for (const Entry& entry : std::exchange(receives_, {})) end_operation(entry.operation, &why);
 }
