@@ -35,11 +35,14 @@ class _Note(NamedTuple):
         ranks: how many there were in the world that it has left.
         is_told: whether the launcher has told it to leave.
         commits: how many it has made since the last recovery without a cause; None if there was none.
+        left: a state whose last block is over on this rank, by its number, and the number of the commit at that end;
+            None if it is in no later block that has not begun.
     """
 
     ranks: int
     is_told: bool
     commits: int | None
+    left: tuple[int, int] | None
 
 
 class _Loop:
@@ -150,7 +153,7 @@ class _Loop:
                     raise problem
                 raise membership.cannot_regroup().with_traceback(problem.__traceback__) from None
             commits = None if self.commits is None else part(OfAll).commits - self.commits
-            note = _Note(basics.size() if basics.has_engine() else 0, is_told, commits)
+            note = _Note(basics.size() if basics.has_engine() else 0, is_told, commits, self._left())
             # In this order: regroup() tells the launcher that this rank has left the old world.
             basics.shutdown()
             membership.regroup(self._keep)
@@ -162,6 +165,7 @@ class _Loop:
                 begun = [state for state in self.states if state._position[0] >= 0]
                 outcome = exchange(begun, note, in_recovery=True)
                 self._check_progress(outcome, problem)
+                self._check_left(outcome)
                 for state in self.states:
                     if state.is_synced:
                         state.on_reset()
@@ -174,13 +178,25 @@ class _Loop:
 
     def _check_parts(self, state: State) -> None:
         """Have new processes begin again if parts of a state that was never copied are gone."""
-        if state._position[0] >= 0 or not state._has_lost_parts():
-            return
+        if state._position[0] < 0 and state._has_lost_parts():
+            self._begin_anew("before training had begun, and its part of a sharded optimizer's state with it")
+
+    def _left(self) -> tuple[int, int] | None:
+        """As `_Note.left`."""
+        if len(self.states) < 2 or self.states[-1]._position[0] >= 0:
+            return None
+        before = self.states[0]
+        return before._number, before._position[2] + bool(before._skipped)
+
+    def _check_left(self, outcome: Outcome) -> None:
+        """Have new processes begin again if a state is behind the end of its last block: no script goes back there."""
+        left = dict(note.left for note in outcome.notes if note.left)
+        if any(state.is_synced and state._position[2] < left.get(state._number, 0) for state in self.states):
+            self._begin_anew("between the blocks of two states, before all hosts had the first one's last commit")
+
+    def _begin_anew(self, when: str) -> None:
         if not membership.is_elastic():
-            raise LaunchError(
-                "a rank was lost before training had begun, and its part of a sharded optimizer's state with it. "
-                "Remedy: start the job again"
-            )
+            raise LaunchError(f"a rank was lost {when}. Remedy: start the job again")
         basics.shutdown()
         membership.regroup(self._keep, anew=True)
 

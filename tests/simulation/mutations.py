@@ -196,6 +196,11 @@ OF_KEPT = [
         "self._had_begun = earlier.has_begun or earlier._had_begun",
         "pass",
     ),
+    Mutation(
+        *("a state goes back behind its last block", LOOP, "_Loop._check_left"),
+        "left.get(state._number, 0)",
+        "0",
+    ),
 ]
 """Found by kept worlds alone. It took tens of thousands of worlds to find each."""
 
