@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from horovodish import _native
@@ -15,7 +16,8 @@ class Engine:
     """An engine whose callers give way while they wait."""
 
     def __init__(self, native: _native.Engine, world: World):
-        self.native, self._world = native, world
+        # The finalizer of an optimizer holds the engine, and the world holds the optimizer.
+        self.native, self._world = native, weakref.proxy(world)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.native, name)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,7 +15,7 @@ from simulation import jobs, mutations, programs, replays
 from simulation.jobs import Job, job_of, run, smaller
 from simulation.programs import shrunk
 from simulation.ranks import Fault
-from simulation.trainings import HAS_TORCH
+from simulation.trainings import ELASTIC, HAS_TORCH, Training
 
 SEEDS = 15
 KEPT = sorted(replays.FOLDER.glob("*.json"))
@@ -41,6 +43,17 @@ def test_a_seed_gives_the_same_events() -> None:
     for seed in range(20):
         job = job_of(seed)
         assert run(job).trace == run(job).trace
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not there")
+@pytest.mark.parametrize("way", ELASTIC)
+def test_a_job_leaves_no_file_open(way: str) -> None:
+    run(replace(JOB, training=Training(way)))
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    run(replace(JOB, training=Training(way)))
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("in_same_processes", [True, False])
