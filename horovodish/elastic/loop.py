@@ -172,7 +172,8 @@ class _Loop:
                 _tell(outcome)
                 return
             except _PROBLEMS as another:
-                if another is problem:
+                # Two stalls in a row: nothing has changed since the first one, and the ranks cannot even agree.
+                if another is problem or (isinstance(another, StallError) and isinstance(problem, StallError)):
                     raise
                 problem = another
 

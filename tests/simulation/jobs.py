@@ -120,6 +120,10 @@ class Job:
         return self.training is not None and self.training.way in SHARDS
 
     @property
+    def may_stall(self) -> bool:
+        return self.stall is not None or any(fault.kind == "drops" for fault in self.faults)
+
+    @property
     def deals_samples(self) -> bool:
         return self.has_samples and not self.in_blocks and HAS_TORCH
 
@@ -134,7 +138,7 @@ def job_of(seed: int) -> Job:
         return (chance.randrange(size), chance.randrange(steps)) if chance.random() < share else None
 
     stalls = where(0.06)
-    return Job(
+    job = Job(
         hosts,
         least=chance.randrange(1, size),
         in_same_processes=chance.random() < 0.6,
@@ -158,6 +162,11 @@ def job_of(seed: int) -> Job:
         has_samples=chance.random() < 0.2,
         training=training_of(chance, ELASTIC) if chance.random() < 0.3 and HAS_TORCH else None,
     )
+    if len(hosts) > 1 and chance.random() < 0.05:
+        sender, receiver = (chance.choice(host) for host in chance.sample(hosts, 2))
+        drops = Fault(chance.randrange(EVENTS_OF_A_STEP * steps * phases * size), "drops", sender, receiver)
+        job = replace(job, faults=tuple(sorted((*job.faults, drops), key=lambda fault: fault.event)))
+    return job
 
 
 def _faults(chance: random.Random, size: int, events: int, marks: int) -> Iterator[Fault]:
@@ -462,7 +471,7 @@ def run(job: Job) -> ElasticWorld:
         in_same_processes=job.in_same_processes,
         copy_seconds=job.copy_seconds,
         has_parts=job.has_parts,
-        stall_check=job.stall is not None,
+        stall_check=job.may_stall,
         stall_check_warning_time_seconds=100,
         stall_check_shutdown_time_seconds=100,
     )
@@ -480,7 +489,7 @@ def _check(job: Job, world: ElasticWorld) -> None:
     for problem in problems:
         if isinstance(problem, Wrong):
             raise problem
-    has_stalled = job.stall is not None and any(isinstance(problem, StallError) for problem in problems)
+    has_stalled = job.may_stall and any(isinstance(problem, StallError) for problem in problems)
     finished = [rank for rank in world.ranks if rank.status == 0]
     has_bug = any(str(rank.problem) == "of the script" and rank.id not in world.unreachable for rank in world.ranks)
     if has_bug and not world.has_failed:

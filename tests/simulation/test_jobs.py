@@ -17,6 +17,8 @@ from simulation.programs import shrunk
 from simulation.ranks import Fault
 from simulation.trainings import ELASTIC, HAS_TORCH, Training
 
+from horovodish.errors import StallError
+
 SEEDS = 15
 KEPT = sorted(replays.FOLDER.glob("*.json"))
 
@@ -64,6 +66,12 @@ def test_a_loss_at_each_event(in_same_processes: bool) -> None:
         job = Job([[0, 1], [2]], in_same_processes=in_same_processes, steps=5, faults=faults, seed=event)
         starts.add(run(job).starts)
     assert min(starts) == (1 if in_same_processes else 2)
+
+
+@pytest.mark.parametrize("event", [0, 40])
+def test_a_link_that_loses_all_ends_the_job(event: int) -> None:
+    world = run(Job([[0], [1]], steps=8, faults=(Fault(event, "drops", 0, 1),)))
+    assert world.has_failed and any(isinstance(rank.problem, StallError) for rank in world.ranks)
 
 
 @pytest.mark.parametrize(
