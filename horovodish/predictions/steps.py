@@ -319,6 +319,7 @@ def steps_and_bytes(hosts: int, length: float) -> tuple[int, float]:
     helped = 1 << halvings != hosts
     return {
         "direct": (1, hosts - 1.0),
+        "two_step": (2, 2 * (hosts - 1) / hosts),
         "halving": (2 * halvings + 2 * helped, 2 * ((1 << halvings) - 1) / (1 << halvings) + 2 * helped),
         "ring": (2 * (hosts - 1), 2 * (hosts - 1) / hosts),
     }[kind]

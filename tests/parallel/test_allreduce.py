@@ -1,4 +1,4 @@
-"""allreduce against NumPy: every op and dtype, on 1 to 4 ranks, over both planes."""
+"""allreduce against NumPy: every op and dtype, on 1 to 5 ranks, over both planes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import horovodish as hvd
+from horovodish import _native
 from support.float16 import large_float16_numbers_stay_finite
 from support.model import FLOATS, INTEGERS, LENGTHS, OPS, PLANES, difference, dtype_of, reduced, values
 from support.on_ranks import on_ranks
 from support.ranks import run_ranks
 
-MAGNITUDE = 10.0  # of any intermediate value: 4 ranks x 2.0, or 1.5 to the power of 4
+MAGNITUDE = 10.0  # of any intermediate value: 5 ranks x 2.0, or 1.5 to the power of 4
 
 
 def op_named(name: str) -> Any:
@@ -49,6 +50,19 @@ def test_every_op_and_dtype(np: int, plane: str) -> None:
 
 @on_ranks(2, 3, 4, planes=PLANES)
 def test_an_average_of_large_float16_numbers_is_no_infinity() -> None:
+    large_float16_numbers_stay_finite()
+
+
+@on_ranks((5, "mpi_ring"))
+def test_five_hosts_reduce_in_two_steps() -> None:
+    for dtype, op in product(["int32", "float16", "float32"], ["Sum", "Average", "Max"]):
+        length = 200_000 // dtype_of(dtype).itemsize + 3
+        assert _native.fastest_allreduce(5, length * dtype_of(dtype).itemsize) == "two_step"
+        arrays = [values(dtype, length, rank) for rank in range(5)]
+        result = hvd.allreduce(arrays[hvd.rank()], op=op_named(op), name=f"{dtype} {op}")
+        assert not difference(result, reduced(arrays, op), MAGNITUDE)
+        checksums = hvd.allgather(np.array([zlib.crc32(result.tobytes())], np.int64))
+        assert len(set(checksums.tolist())) == 1, "the ranks hold different bits"
     large_float16_numbers_stay_finite()
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from horovodish import _native
 from horovodish._native import GENERATIONS, testing
+from horovodish.predictions.steps import steps_and_bytes
 
 sizes = st.tuples(st.integers(2, 9), st.integers(0, 60), st.integers(1, 20), st.integers(0, 2**32))
 
@@ -117,6 +118,14 @@ def test_ring_allreduce(case: tuple[int, int, int, int]) -> None:
 
 @settings(max_examples=300)
 @given(sizes)
+def test_two_step_allreduce(case: tuple[int, int, int, int]) -> None:
+    ranks, count, _, _ = case
+    volume = elements_sent(testing.two_step_allreduce, case)
+    assert volume <= 2 * (ranks - 1) * -(-count // ranks)
+
+
+@settings(max_examples=300)
+@given(sizes)
 def test_halving_allreduce(case: tuple[int, int, int, int]) -> None:
     ranks, count, _, _ = case
     volume = elements_sent(testing.halving_allreduce, case)
@@ -128,10 +137,17 @@ def test_halving_allreduce(case: tuple[int, int, int, int]) -> None:
 @pytest.mark.parametrize("ranks", [3, 4, 6, 8, 13, 16, 64, 100])
 def test_the_fastest_allreduce_goes_from_few_steps_to_few_bytes(ranks: int) -> None:
     chosen = [_native.fastest_allreduce(ranks, 4 << power) for power in range(28)]
-    in_order = [algorithm for algorithm in ("direct", "halving", "ring") if algorithm in chosen]
+    in_order = [algorithm for algorithm in ("direct", "halving", "two_step", "ring") if algorithm in chosen]
     assert sorted(chosen, key=in_order.index) == chosen
     power_of_two = ranks & (ranks - 1) == 0
     assert (chosen[0], chosen[-1]) == ("direct", "halving" if power_of_two else "ring")
+
+
+@pytest.mark.parametrize("hosts", [5, 6, 7, 17, 33])
+def test_a_host_more_than_a_power_of_two_costs_no_second_transfer(hosts: int) -> None:
+    """A chunk of 1 MiB, of hosts with 8 ranks: each exchanges its share."""
+    _, times = steps_and_bytes(hosts, 128 << 10)
+    assert times == 2 * (hosts - 1) / hosts
 
 
 @pytest.mark.parametrize("ranks_per_host", [1, 2, 8])
@@ -160,7 +176,7 @@ def test_pair_allreduce(count: int, segment: int, seed: int) -> None:
 
 
 @settings(max_examples=100)
-@given(sizes, st.sampled_from([testing.ring_allreduce, testing.halving_allreduce]))
+@given(sizes, st.sampled_from([testing.ring_allreduce, testing.two_step_allreduce, testing.halving_allreduce]))
 def test_each_shard_is_finished_exactly_once(case: tuple[int, int, int, int], allreduce: Allreduce) -> None:
     ranks, count, segment, _ = case
     finished = []

@@ -81,6 +81,8 @@ NB_MODULE(_native, module) {
     switch (fastest_allreduce(ranks, bytes)) {
       case AllreduceAlgorithm::direct:
         return "direct";
+      case AllreduceAlgorithm::two_step:
+        return "two_step";
       case AllreduceAlgorithm::halving:
         return "halving";
       case AllreduceAlgorithm::ring:

@@ -297,6 +297,9 @@ void bind_schedules(nb::module_& module) {
   module.def("ring_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(ring_allreduce(rank, ranks, count, segment));
   });
+  module.def("two_step_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
+    return as_dict(two_step_allreduce(rank, ranks, count, segment));
+  });
   module.def("halving_allreduce", [as_dict](int rank, int ranks, size_t count, size_t segment) {
     return as_dict(halving_allreduce(rank, ranks, count, segment));
   });

@@ -74,7 +74,9 @@ std::unique_ptr<MpiTask> make_allreduce(const MpiEnvironment& environment, DType
   if (algorithm == AllreduceAlgorithm::direct) {
     return direct_task(environment, dtype, op, scaling, buffer, count);
   }
-  const auto schedule_of = algorithm == AllreduceAlgorithm::halving ? halving_allreduce : ring_allreduce;
+  const auto schedule_of = algorithm == AllreduceAlgorithm::two_step  ? two_step_allreduce
+                           : algorithm == AllreduceAlgorithm::halving ? halving_allreduce
+                                                                      : ring_allreduce;
   auto schedule = schedule_of(environment.rank, environment.ranks(), count, segment_of(environment, dtype));
   return reduce_task(environment, std::move(schedule), dtype, op, scaling, buffer, {{0, count}});
 }

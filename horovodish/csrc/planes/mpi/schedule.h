@@ -49,12 +49,19 @@ Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment);
 // steps. Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005.
 Schedule halving_allreduce(int rank, int ranks, size_t count, size_t segment);
 
+// Every rank owns a shard. It receives the shard's values from all other ranks, adds them up, and sends the result to all
+// of them: two steps and 2 (n - 1) messages, of as many bytes as in a ring, whatever n is. The first step is the pairwise
+// exchange that MPICH takes for reduce-scatters from 512 KiB on.
+Schedule two_step_allreduce(int rank, int ranks, size_t count, size_t segment);
+
 // All-reduce of two ranks in one step: each sends the other one everything. That is as much as in a ring.
 Schedule pair_allreduce(int rank, size_t count, size_t segment);
 
-enum class AllreduceAlgorithm { direct, halving, ring };
+enum class AllreduceAlgorithm { direct, two_step, halving, ring };
 
-// The fastest all-reduce between hosts. `direct` sends everything to every rank in one step.
+// The fastest all-reduce between hosts. `direct` sends everything to every rank in one step. The choice depends on the
+// arguments alone, so all ranks make the same one, and a repeated run gets the same bits. MPICH and Open MPI have fixed
+// limits, too: they change the algorithm above 2048 and at 10000 bytes.
 AllreduceAlgorithm fastest_allreduce(int ranks, size_t bytes);
 
 // Every rank sends a block to every other: one step. sent[i] is for rank i, received[i] comes from rank i.
