@@ -98,7 +98,10 @@ def _as_table(name: str) -> str:
 
 
 def _computed(workload: Workload, links: Sequence[Cluster], numbers: Sequence[int]) -> dict[str, Any]:
-    """Lists by number of ranks. The lists of `exposed` are nested by scaling, link, strategy and precision."""
+    """Lists by number of ranks. The lists of `exposed` are nested by scaling, link, strategy and precision.
+
+    Those of `late` are nested by scaling and strategy: ranks that meet less often wait less.
+    """
 
     def cases(strategy: Strategy, precision: Precision, link: Cluster, strong: bool) -> list[Case]:
         return [Case(link, ranks, replace(strategy, precision=precision), strong) for ranks in numbers]
@@ -106,10 +109,13 @@ def _computed(workload: Workload, links: Sequence[Cluster], numbers: Sequence[in
     each = itertools.product(STRATEGIES_SHOWN, PRECISIONS, links, (False, True))
     asked = [case for which in each if which[0].takes(which[1]) for case in cases(*which)]
     known = dict(zip(asked, predicted(workload, asked), strict=True))
-    plain = [[known[case] for case in cases(STRATEGIES_SHOWN[0], PRECISIONS[0], links[0], it)] for it in (False, True)]
+    plain = [
+        [[known[case] for case in cases(strategy, PRECISIONS[0], links[0], strong)] for strategy in STRATEGIES_SHOWN]
+        for strong in (False, True)
+    ]
     return {
-        "own": [[_short(its.step - its.exposed - its.late) for its in one] for one in plain],
-        "late": [[_short(its.late) for its in one] for one in plain],
+        "own": [[_short(its.step - its.exposed - its.late) for its in one[0]] for one in plain],
+        "late": [[[_short(its.late) for its in of_strategy] for of_strategy in one] for one in plain],
         "exposed": [
             [
                 [
@@ -125,14 +131,11 @@ def _computed(workload: Workload, links: Sequence[Cluster], numbers: Sequence[in
             ]
             for strong in (False, True)
         ],
-        "memory": [
-            [_short(known[case].memory) for case in cases(strategy, PRECISIONS[0], links[0], False)]
-            for strategy in STRATEGIES_SHOWN
-        ],
+        "memory": [[_short(its.memory) for its in of_strategy] for of_strategy in plain[0]],
         "steps": [[steps_to_train(workload, ranks, strong=strong) for ranks in numbers] for strong in (False, True)],
     }
 
 
 def _short(value: float) -> float:
-    """Five digits are enough for a chart, and keep the page small."""
-    return float(f"{value:.5g}")
+    """Seven digits keep the page small. The page rounds their sums to three, as the command does."""
+    return float(f"{value:.7g}")

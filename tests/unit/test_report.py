@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from horovodish.reports.figures import Figures, Spans, figures_of, workload_of
 from horovodish.reports.outlook import outlook
 from horovodish.reports.page import report
 from horovodish.reports.records import read
+from support.browser import asked, needs_browser
 from support.recorded import MS, PHASE, PHASES, RECORD, WAITS_TRACK, Bucket, block, objects, write_run
 
 BUCKETS = [Bucket("bucket 0", 8 << 20, 0.5, 2, 12), Bucket("bucket 1", 8 << 20, 1.0, 2, 12)]
@@ -276,26 +275,20 @@ def test_starts_of_a_run_whose_name_ends_in_a_number(tmp_path: Path) -> None:
     assert "The engines started 2 times" in page.read_text()
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium")
+@needs_browser
 def test_a_chart_is_drawn_when_it_is_seen_and_all_are_when_the_page_is_printed(tmp_path: Path) -> None:
     """Also if the screen is dark: paper is white."""
     page = tmp_path / "page.html"
     assert report(write_run(tmp_path, lambda *_: 40, BUCKETS), str(page)) == 0
-    ask = """<script>const all = (what) => [...document.querySelectorAll(what)];
+    ask = """const all = (what) => [...document.querySelectorAll(what)];
       const drawn = () => all(".uplot").map((each) => each.clientWidth);
       setTimeout(() => {
         const seen = drawn();
         dispatchEvent(new Event("beforeprint"));
-        queueMicrotask(() => { document.title = JSON.stringify([seen.length, drawn(), color("ground")]); });
-      }, 1000);</script></body>"""
-    page.write_text(
-        page.read_text().replace("<h2>What steps", '<p style="height:9000px"><h2>What steps').replace("</body>", ask)
-    )
-    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"]
-    command += ["--blink-settings=preferredColorScheme=0", f"--user-data-dir={tmp_path / 'browser'}"]
-    command += ["--virtual-time-budget=3000", "--dump-dom", page.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert json.loads(re.search("<title>(.*?)</title>", shown)[1]) == [1, [640, 640], "#fff"]  # type: ignore[index]
+        queueMicrotask(() => answer([seen.length, drawn(), color("ground")]));
+      }, 1000);"""
+    page.write_text(page.read_text().replace("<h2>What steps", '<p style="height:9000px"><h2>What steps'))
+    assert asked(page, ask) == [1, [640, 640], "#fff"]
 
 
 def test_long_times_and_large_sizes_have_no_exponents() -> None:

@@ -10,7 +10,7 @@ function draw(element) {
   const axis = { stroke: color("soft"), grid: { stroke: color("line") }, ticks: { stroke: color("line") } };
   const series = chart.series.map((one) => ({
     label: one.label, stroke: color(one.color), width: one.fill ? 1 : 1.5, fill: one.fill ? color(one.color) : undefined,
-    value: (_, value) => (value == null ? "-" : value.toPrecision(3) + " " + chart.unit),
+    value: (_, value) => (value == null ? "-" : Number(value.toPrecision(3)) + " " + chart.unit),
   }));
   const decades = (_, splits) => splits.map((value) => (Math.log10(value) % 1 ? null : value));
   const values = (_, splits) => splits.map((value) => (value === null ? "" : String(value)));

@@ -4,20 +4,21 @@ const its = report.prediction;
 const form = document.getElementById("choices");
 const chosen = (name) => Number(form.elements[name]?.value ?? 0);
 
+// The texts are those of the command: three digits and a unit, and no digits after the point of the smallest one.
+const digits = (number) => (number < 999.5 ? String(Number(number.toPrecision(3))) : number.toFixed(0));
 function text(value, units) {
-  const [unit, factor] = units.find(([, one]) => value >= one * 0.9995) ?? units.at(-1);
-  const number = value / factor;
-  return (number < 999.5 ? String(Number(number.toPrecision(3))) : number.toFixed(0)) + " " + unit;
+  const [unit, factor] = units.find(([, one]) => value >= one) ?? units.at(-1);
+  return (unit === units.at(-1)[0] ? (value / factor).toFixed(0) : digits(value / factor)) + " " + unit;
 }
 const SECONDS = [["s", 1], ["ms", 1e-3], ["us", 1e-6]];
-const BYTES = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]];
-const HOURS = [["days", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+const BYTES = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]];
+const HOURS = [["days", 86400], ["h", 3600], ["min", 60], ...SECONDS];
 const percent = (share) => (100 * share).toFixed(0) + " %";
 
 // The parts of a step for each number of ranks. A strategy that refuses a precision has what was computed without it.
 function steps(model, strategy, precision, link, scaling) {
   const exposed = model.exposed[scaling][link][strategy][precision] ?? model.exposed[scaling][link][strategy][0];
-  const own = model.own[scaling], late = model.late[scaling];
+  const own = model.own[scaling], late = model.late[scaling][strategy];
   const step = own.map((value, index) => value + late[index] + exposed[index]);
   return { own, late, exposed, step, efficiency: own.map((value, index) => value / step[index]) };
 }
@@ -56,6 +57,7 @@ function show() {
   });
   const precision = chosen("precision");
   document.getElementById("many").textContent = ranks;
+  form.elements.ranks.setAttribute("aria-valuetext", ranks);  // its value is a place in the list
   const of = steps(model, strategy, precision, link, scaling), plain = steps(model, 0, 0, link, scaling);
   const memory = model.memory[strategy];
   const hours = [0, 1].map((kind) => steps(model, strategy, precision, link, kind).step.map((seconds, index) => seconds * model.steps[kind][index]));
@@ -64,13 +66,14 @@ function show() {
   const said = [
     `With ${many} a step takes ${text(of.step[at], SECONDS)}: ${text(of.own[at], SECONDS)} of own work` +
       waits.map(([what, seconds]) => `, ${text(seconds, SECONDS)} of waiting for ${what}`).join("") + ".",
-    `The efficiency is ${percent(of.efficiency[at])}, so ${many} ${ranks === 1 ? "does" : "do"} the work of ${(ranks * of.efficiency[at]).toPrecision(3)}.`,
+    `The efficiency is ${percent(of.efficiency[at])}, so ${many} ${ranks === 1 ? "does" : "do"} the work of ${digits(ranks * of.efficiency[at])}.`,
     `A rank needs ${text(memory[at], BYTES)}` +
       (its.rank_memory && memory[at] > its.rank_memory ? `, and has ${text(its.rank_memory, BYTES)}: it does not fit.` : "."),
   ];
   if (model.steps[0][at]) said.push(`Training takes ${text(hours[scaling][at], HOURS)}.`);
   document.getElementById("said").textContent = said.join(" ");
-  const rows = its.strategies.map((name, index) => [name, steps(model, index, precision, link, scaling), model.memory[index][at]])
+  const named = (name, index) => (model.exposed[scaling][link][index][precision] ? name : name + " as computed");
+  const rows = its.strategies.map((name, index) => [named(name, index), steps(model, index, precision, link, scaling), model.memory[index][at]])
     .map(([name, parts, bytes]) => [name, Object.fromEntries(Object.entries(parts).map(([key, values]) => [key, values[at]])), bytes]);
   const most = Math.max(...rows.map(([, parts]) => parts.step));
   document.getElementById("bars").innerHTML = rows.map((row) => bar(row, most)).join("");
