@@ -77,7 +77,7 @@ def read_cluster(path: Path, ranks_per_host: int | None = None) -> Cluster:
     }
     assert set(keys) == {each.name for each in fields(Cluster)} | {"link", "inside"}
     values: dict[str, Any] = read_yaml(path, keys, frozenset())
-    for key in ("bandwidth", "memory", "efficiency", "encode"):
+    for key in ("bandwidth", "memory", "efficiency", "encode", "processing", "rank_memory"):
         if values.get(key, 1.0) <= 0:
             raise QuantityError(f"{path}: {key} must be more than 0")
     if values.get("efficiency", 1.0) > 1:

@@ -79,12 +79,15 @@ def read_yaml(path: Path, keys: Mapping[str, Callable[[Any], Any]], needed: froz
     except yaml.YAMLError as problem:
         mark = getattr(problem, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
-        raise QuantityError(f"{path}{place} is not YAML: {getattr(problem, 'problem', problem)}") from problem
+        what = str(getattr(problem, "problem", problem)).splitlines()[0]
+        raise QuantityError(f"{path}{place} is not YAML: {what}") from problem
     if not isinstance(top, yaml.MappingNode):
         raise QuantityError(f"{path}, line 1: the file must consist of lines such as `latency: 20 us`")
     values: dict[str, Any] = {}
     for name, node in top.value:
-        key, place = str(name.value), f"{path}, line {name.start_mark.line + 1}"
+        key, place = name.value, f"{path}, line {name.start_mark.line + 1}"
+        if not isinstance(name, yaml.ScalarNode):
+            raise QuantityError(f"{place}: a key is one of {', '.join(keys)}")
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
             known = f"; did you mean {near[0]}?" if near else f"; the keys are {', '.join(keys)}"

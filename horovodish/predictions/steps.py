@@ -37,7 +37,8 @@ __all__ = [
     "wire_bytes",
 ]
 
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES, LARGEST_CHUNK_BYTES, SEGMENT_BYTES = 256 << 10, 1 << 20, 64 << 10
+"""Of ranks that share hosts, as the engine has them without settings."""
 SLOTS = 4
 """How many chunks are under way at once."""
 MESSAGE_SECONDS = 2e-6
@@ -287,9 +288,13 @@ class _Links:
         self.agreement = np.array([_agreement(route.cluster, route.local, route.hosts) for route in routes])
 
     def stages(self, bucket: Bucket) -> _Stages:
-        chunks = max(1.0, bucket.bytes / CHUNK_BYTES)
-        chunk = bucket.bytes / chunks
-        schedules = [steps_and_bytes(route.hosts, chunk / route.local) for route in self.routes]
+        longest = [chunk_bytes(route.hosts, route.local, bucket.bytes) for route in self.routes]
+        chunk = np.minimum(bucket.bytes, longest)
+        chunks = bucket.bytes / chunk
+        schedules = [
+            steps_and_bytes(route.hosts, float(length) / route.local, coded=route.precision.encodes)
+            for route, length in zip(self.routes, chunk, strict=True)
+        ]
         steps, times = np.array(schedules, np.float64).reshape(-1, 2).T
         between = np.array([route.precision.between(bucket.element_bytes) for route in self.routes])
         wire = times * chunk * between / self.rate
@@ -309,12 +314,28 @@ def _agreement(cluster: Cluster, local: int, hosts: int) -> float:
     return 2 * (within + depth * (cluster.latency + min(hosts, arity) * MESSAGE_SECONDS))
 
 
+def chunk_bytes(hosts: int, local: int, length: float) -> float:
+    """The length of the chunks in which an operation of this length travels."""
+    if hosts == 1:
+        return CHUNK_BYTES
+    if local == 1:
+        return length
+    least = SEGMENT_BYTES * local * hosts
+    return min(LARGEST_CHUNK_BYTES, math.ceil(CHUNK_BYTES / least) * least)
+
+
 @lru_cache(maxsize=1 << 14)
-def steps_and_bytes(hosts: int, length: float) -> tuple[int, float]:
-    """Of the schedule that the engine takes: its steps, and how many times the length a host sends."""
+def steps_and_bytes(hosts: int, length: float, *, coded: bool = False) -> tuple[int, float]:
+    """Of the schedule that the engine takes: its steps, and how many times the length a host sends.
+
+    Args:
+        hosts: how many exchange the length.
+        length: in bytes.
+        coded: with a codec, for which there is one schedule.
+    """
     if hosts == 1:
         return 0, 0.0
-    kind = _native.fastest_allreduce(hosts, int(length))
+    kind = "two_step" if coded else _native.fastest_allreduce(hosts, int(length))
     halvings = hosts.bit_length() - 1
     helped = 1 << halvings != hosts
     return {
@@ -327,7 +348,7 @@ def steps_and_bytes(hosts: int, length: float) -> tuple[int, float]:
 
 def wire_bytes(hosts: int, length: float) -> float:
     """The amount that a host sends in an allreduce with one rank per host."""
-    return steps_and_bytes(hosts, CHUNK_BYTES)[1] * length
+    return steps_and_bytes(hosts, length)[1] * length
 
 
 def _memory(workload: Workload, ranks: int, strategy: Strategy) -> float:

@@ -65,6 +65,17 @@ class Workload:
     activations: float = 0.0
     steps: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Raise ValueError unless a step can be like this."""
+        times = [bucket.ready for bucket in self.buckets]
+        sizes = [size for each in self.buckets for size in (each.bytes, each.element_bytes, each.tensors)]
+        if not (0 < self.work < math.inf and 0 <= self.spread < math.inf and self.ranks >= 1):
+            raise ValueError(f"a step of {self.work} s with a spread of {self.spread} on {self.ranks} ranks")
+        if not times or times != sorted(times) or not all(0 <= time < math.inf for time in times):
+            raise ValueError(f"buckets that are ready at {times} s")
+        if not all(0 < size < math.inf for size in sizes):
+            raise ValueError("a bucket without a size")
+
     @cached_property
     def bytes(self) -> float:
         """Bytes of all gradients."""
@@ -154,15 +165,18 @@ def _of_yaml(path: Path, cluster: Cluster) -> Workload:
     element = its.get("dtype", 4)
     whole = its["parameters"] * element
     states = its.get("optimizer", 2)
-    if "step" in its and "flops" in its:
-        raise QuantityError(f"{path}: step and flops both say how long a step takes: leave one out")
+    if "step" in its and (others := " and ".join(sorted(its.keys() & {"flops", "utilization"}))):
+        raise QuantityError(f"{path}: step and {others} both say how long a step takes: leave one out")
     if its.get("spread", 0.0) > 1:
         raise QuantityError(f"{path}: spread is a share of step, at most 1")
     step = its["step"] if "step" in its else _step_on_gpu(path, its, whole, states, cluster)
     backward = its.get("backward", 2 / 3)
     if not 0 < backward <= 1 or whole <= 0 or step <= 0:
         raise QuantityError(f"{path}: parameters and step must be more than 0, and backward a share of at most 1")
-    number = max(1, math.ceil(whole / (its.get("fusion_threshold") or FUSION_BYTES)))
+    threshold = its.get("fusion_threshold", FUSION_BYTES)
+    if threshold <= 0:
+        raise QuantityError(f"{path}: fusion_threshold must be more than 0, such as 4 MB")
+    number = max(1, math.ceil(whole / threshold))
     if number > _MOST_BUCKETS:
         raise QuantityError(
             f"{path}: the gradients make {number:.3g} buckets, and a prediction takes {_MOST_BUCKETS} at most: look at "

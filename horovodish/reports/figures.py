@@ -192,7 +192,7 @@ def figures_of(records: Sequence[RankRecords]) -> Figures:
 
 
 def workload_of(figures: Figures) -> dict[str, Any] | None:
-    """The work of a rank in a step, for `horovodish predict`; None without steps or gradients.
+    """The work of a rank in a step, for `horovodish predict`; None without steps, gradients or own work.
 
     Times are of the rank's own work, without its waits. A tensor that is reduced in most steps is a bucket.
     """
@@ -215,14 +215,14 @@ def workload_of(figures: Figures) -> dict[str, Any] | None:
             is_known = track.bytes and track.dtype in DTYPES
             if track.kind == "allreduce" and is_known and chosen.sum() >= len(kept) / 2:
                 buckets.setdefault(track.name, ([], track))[0].append(float(np.median(after[chosen])))
-    if not buckets:
+    means = np.array([float(np.median(each)) for each in work])
+    if not buckets or means.mean() <= 0:
         return None
     ready = sorted(
         (max(0.0, float(np.median(times))), track.bytes, ITEM_BYTES[DTYPES[track.dtype]], track.tensors)
         for times, track in buckets.values()
     )
-    means = np.array([float(np.median(each)) for each in work])
-    spread = float(np.median([each.std() for each in work])) / max(float(means.mean()), 1e-9)
+    spread = float(np.median([each.std() for each in work])) / float(means.mean())
     ranks = len(figures.records) + len(figures.missing)
     return {"work": float(means.mean()), "buckets": ready, "spread": spread, "ranks": ranks}
 

@@ -82,7 +82,8 @@ def about(model: str, workload: Workload) -> str:
     """A description of a step."""
     return (
         f"{model}: a step with {text_of_seconds(workload.work)} of own work and {text_of_bytes(workload.bytes)} of "
-        f"gradients in {len(workload.buckets)} buckets"
+        f"gradients in {len(workload.buckets)} buckets; memory counts {workload.states} numbers of the optimizer for "
+        f"each parameter, and {text_of_bytes(workload.activations)} of activations"
     )
 
 

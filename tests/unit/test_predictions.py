@@ -228,6 +228,10 @@ def test_sources_are_pages_of_standards_and_vendors() -> None:
         ("inside: wire", "line 1: inside: 'wire' is not a link inside of a host; known are pcie-4"),
         ("wake: 1 us\nwake: 2 us", "line 2: wake is there twice"),
         ("wake: [1, 2]", "line 1: wake takes one value"),
+        ("rank_memory: 0 GB", "rank_memory must be more than 0"),
+        ("processing: 0 GB/s", "processing must be more than 0"),
+        ("? [a]\n: 1", "line 1: a key is one of ranks_per_host, "),
+        ("\0", "is not YAML: unacceptable character"),
         ("- 1", "line 1: the file must consist of lines such as"),
         ("a: b: c", "line 1 is not YAML"),
         ("", "line 1: the file must consist of lines"),
@@ -254,6 +258,8 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> 
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nsamples: 2\nbatch: 0", "batch must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nsamples: 0\nbatch: 2", "samples must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nflops: 1 T", "leave one out"),
+        ("model.yaml", "parameters: 1 M\nstep: 1 s\nutilization: 0.4", "step and utilization both say"),
+        ("model.yaml", "parameters: 1 M\nstep: 1 s\nfusion_threshold: 0 B", "fusion_threshold must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nspread: 50", "spread is a share"),
         ("model.yaml", "parameters: 1 M\nstep: 90", "'90' is not accepted"),
         ("model.yaml", "parameters: 0\nstep: 90 ms", "must be more than 0"),
@@ -279,13 +285,54 @@ def test_a_model_that_makes_no_sense(
     assert said in error and error.count("\n") == 1 and not out
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"work": 0},
+        {"work": -1},
+        {"work": float("nan")},
+        {"work": float("inf")},
+        {"ranks": 0},
+        {"spread": -0.1},
+        {"buckets": []},
+        {"buckets": [[0, -5, 4, 1]]},
+        {"buckets": [[0, float("nan"), 4, 1]]},
+        {"buckets": [[0, 5, 0, 1]]},
+        {"buckets": [[0, 5, 4, 0]]},
+        {"buckets": [[-1, 5, 4, 1]]},
+        {"buckets": [[1, 5, 4, 1], [0, 5, 4, 1]]},
+    ],
+)
+def test_a_page_whose_steps_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: dict[str, Any]
+) -> None:
+    page = tmp_path / "page.html"
+    sound = {"work": 0.1, "buckets": [[0, 1e6, 4, 1]], "spread": 0.01, "ranks": 2}
+    page.write_text(DAMAGED.format(json.dumps({"workload": sound})))
+    assert run_on([str(page)], None, 8) == 0
+    page.write_text(DAMAGED.format(json.dumps({"workload": {**sound, **damage}})))
+    capsys.readouterr()
+    assert run_on([str(page)], None, 8) == 1
+    out, error = capsys.readouterr()
+    assert not out and "says nothing about steps that this version can read" in error
+
+
+def test_a_run_without_work_of_its_own_has_no_prediction(tmp_path: Path) -> None:
+    files = write_run(tmp_path, lambda *_: 0, [Recorded("bucket 0", 8 << 20, 1.0, 2)])
+    assert report(files, str(tmp_path / "page.html")) == 0
+    assert "Nothing is predicted" in (tmp_path / "page.html").read_text()
+
+
 def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "model.yaml").write_text("parameters: 100 M\nstep: 200 ms\n")
     (tmp_path / "cluster.yaml").write_text("link: ethernet-1g\nranks_per_host: 2\nrank_memory: 1.1 GB\n")
     model, cluster = str(tmp_path / "model.yaml"), str(tmp_path / "cluster.yaml")
     assert run_on([model], cluster, 12) == 0
     first, second, *_, advice, memory = capsys.readouterr().out.splitlines()
-    assert first == f"{model}: a step with 200 ms of own work and 400 MB of gradients in 96 buckets"
+    assert first == (
+        f"{model}: a step with 200 ms of own work and 400 MB of gradients in 96 buckets; memory counts 2 numbers of "
+        "the optimizer for each parameter, and 0 B of activations"
+    )
     assert second == "hosts of 2 ranks, 1 Gbit/s, 50 us; a host reduces 5 GB/s"
     assert advice.startswith("From 4 ranks on an allreduce is below 90%: ")
     assert memory == "A rank has 1.1 GB of memory: ZeRO-1 fits."
