@@ -15,7 +15,12 @@ from horovodish.gradients.plan import Payload, plan_buckets
 from horovodish.predictions.cluster import Cluster
 from horovodish.predictions.quantities import QuantityError, count, read_yaml, seconds, size
 
-__all__ = ["Bucket", "Workload", "read_workload", "recut", "workload_from"]
+__all__ = ["NEEDED", "Bucket", "Workload", "read_workload", "recut", "workload_from"]
+
+NEEDED = (
+    "a prediction takes steps of two or more ranks, whose wrapped optimizer reduces the same buckets in each step, "
+    "without sync= or shard="
+)
 
 FUSION_BYTES = 4 << 20
 _MOST_BUCKETS = 1 << 20
@@ -130,10 +135,12 @@ def _of_page(path: Path) -> Workload:
         raise QuantityError(f"{path} cannot be read: {problem.strerror}") from problem
     try:
         known = json.loads(found[1]) if found else {}
-        return workload_from(known["workload"])
+        if "workload" in known or "figures" not in known:
+            return workload_from(known["workload"])
     except (KeyError, TypeError, ValueError) as problem:
         remedy = "name a page of `horovodish report`, of a run with steps; make a page of another version again"
         raise QuantityError(f"{path} says nothing about steps that this version can read: {remedy}") from problem
+    raise QuantityError(f"{path} has nothing to predict from: {NEEDED}")
 
 
 def workload_from(its: Mapping[str, Any]) -> Workload:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from horovodish.gradients.autotune import CHOICES, WORTH
 from horovodish.predictions.cluster import Cluster
 from horovodish.predictions.steps import STRATEGIES, predict
-from horovodish.predictions.workload import Workload, recut, workload_from
+from horovodish.predictions.workload import NEEDED, Workload, recut, workload_from
 from horovodish.reports.durations import text_of_seconds
 from horovodish.reports.figures import Figures, workload_of
 
@@ -23,7 +23,7 @@ def outlook(figures: Figures) -> list[str]:
     """Sentences for a list. There is at least one."""
     known = workload_of(figures)
     if known is None:
-        return ["Nothing is predicted: a prediction takes steps of a wrapped optimizer that reduce the same buckets."]
+        return [f"Nothing is predicted: {NEEDED}."]
     return list(_sentences(figures, workload_from(known)))
 
 

@@ -271,6 +271,11 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> 
             "<p>",
             "page.html says nothing about steps that this version can read: name a page of `horovodish",
         ),
+        (
+            "page.html",
+            DAMAGED.format('{"figures": {}}'),
+            "page.html has nothing to predict from: a prediction",
+        ),
         ("page.html", DAMAGED.format("{"), "page.html says nothing about steps that this version can read"),
         ("page.html", DAMAGED.format('{"workload": {"buckets": [[1, 2]]}}'), "make a page of another version again"),
         ("model.json", "{}", "give a page of `horovodish report` (.html) or the description of a model (.yaml)"),
