@@ -80,10 +80,12 @@ def numbers_of_ranks(most: int) -> list[int]:
 
 def about(model: str, workload: Workload) -> str:
     """A description of a step."""
+    measured = f" on each of {workload.ranks} ranks" if workload.ranks > 1 else ""
     return (
-        f"{model}: a step with {text_of_seconds(workload.work)} of own work and {text_of_bytes(workload.bytes)} of "
-        f"gradients in {len(workload.buckets)} buckets; memory counts {workload.states} numbers of the optimizer for "
-        f"each parameter, and {text_of_bytes(workload.activations)} of activations"
+        f"{model}: a step with {text_of_seconds(workload.work)} of own work{measured} and "
+        f"{text_of_bytes(workload.bytes)} of gradients in {len(workload.buckets)} buckets; memory counts "
+        f"{workload.states} numbers of the optimizer for each parameter, and {text_of_bytes(workload.activations)} of "
+        "activations"
     )
 
 

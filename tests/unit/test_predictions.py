@@ -315,8 +315,8 @@ def test_a_page_whose_steps_cannot_be(
     sound = {"work": 0.1, "buckets": [[0, 1e6, 4, 1]], "spread": 0.01, "ranks": 2}
     page.write_text(DAMAGED.format(json.dumps({"workload": sound})))
     assert run_on([str(page)], None, 8) == 0
+    assert "a step with 100 ms of own work on each of 2 ranks and 1 MB of gradients" in capsys.readouterr().out
     page.write_text(DAMAGED.format(json.dumps({"workload": {**sound, **damage}})))
-    capsys.readouterr()
     assert run_on([str(page)], None, 8) == 1
     out, error = capsys.readouterr()
     assert not out and "says nothing about steps that this version can read" in error
