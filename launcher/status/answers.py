@@ -52,6 +52,25 @@ class Pending:
     missing: frozenset[int]
 
 
+@dataclass(frozen=True)
+class OnGpu:
+    """The operation that a GPU has to end next.
+
+    Attributes:
+        process_set, name, call: as of a `Wait`.
+        idle_seconds: how long the GPU has ended no operation, or has had none.
+        launched_seconds: how long ago the rank launched the operation on it.
+        has_started: whether the GPU has come to the operation.
+    """
+
+    process_set: int
+    idle_seconds: float
+    name: str
+    call: str
+    launched_seconds: float
+    has_started: bool
+
+
 @dataclass
 class RankStatus:
     """A rank.
@@ -74,7 +93,8 @@ class RankStatus:
         is_closed: whether its engine takes no questions: it has not begun, or has ended.
         does: a sentence for each process set, without a subject.
         waits: what it has under way, what has waited longest first.
-        transfers: sends, receives and operations on a GPU that it waits for: the seconds, and a sentence.
+        transfers: sends and receives that it waits for: the seconds, and the call.
+        gpu: the operation that its GPU has to end next; None if there is none.
         pending: known to the root of a process set.
         within_bytes: what it has put into memory that the ranks of its host share; None if its engine has not answered.
         sent_bytes: what it has sent to other hosts over MPI, by the first rank of the host.
@@ -101,6 +121,7 @@ class RankStatus:
     does: list[str] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     transfers: list[tuple[float, str]] = field(default_factory=list)
+    gpu: OnGpu | None = None
     pending: list[Pending] = field(default_factory=list)
     within_bytes: int | None = None
     sent_bytes: dict[int, int] = field(default_factory=dict)
@@ -138,6 +159,14 @@ class RankStatus:
         is_up = self.phase in ("running", "training") and self.has_page and not self.is_closed
         return not self.has_ended and not self.is_stopped and (not self.state or (is_up and not self.answers))
 
+    @property
+    def waited(self) -> tuple[float, str]:
+        """For how long the rank or its GPU has waited for others, and in which call; 0 and empty if neither does."""
+        found = [*((wait.seconds, wait.call) for wait in self.waits), *self.transfers]
+        if self.gpu and self.gpu.has_started:
+            found.append((self.gpu.idle_seconds, self.gpu.call))
+        return max(found, default=(0.0, ""))
+
     def _read_page(self, page: str) -> None:
         now_ns, _, digits = page.partition(":")
         content = bytes.fromhex(digits)
@@ -159,9 +188,11 @@ class RankStatus:
                 self.does.append(text)
             case ["waits" | "executes" as how, process_set, seconds, name, call]:
                 self.waits.append(Wait(int(process_set), float(seconds), name, call, how == "executes"))
-            case ["transfer" | "gpu" as what, _, text]:
-                times = map(float, re.findall(r"\b(\d+) s\b", text))
-                self.transfers.append((max(times, default=0.0), f"waits in {text}" if what == "transfer" else text))
+            case ["transfer", _, text]:
+                call, _, seconds = text.rpartition(", for ")
+                self.transfers.append((float(seconds.removesuffix(" s")), call))
+            case ["gpu", process_set, idle, name, call, launched, how]:
+                self.gpu = OnGpu(int(process_set), float(idle), name, call, float(launched), how == "started")
             case ["missing", process_set, seconds, name, call, submitted, missing]:
                 ranks = frozenset(_ranks_in(submitted)), frozenset(_ranks_in(missing))
                 self.pending.append(Pending(int(process_set), float(seconds), name, call, *ranks))

@@ -3,11 +3,13 @@
 from collections.abc import Collection, Iterable
 
 from horovodish.launcher.job.waiting import MOST_NAMED, ranks_in_words
-from horovodish.launcher.status.answers import Pending, RankStatus
+from horovodish.launcher.status.answers import OnGpu, Pending, RankStatus
 from horovodish.launcher.status.jobs import JobStatus
 
 WORTH_SECONDS = 2.0
 """Ranks of a healthy job wait for each other, too, but not for so long."""
+LONG_ON_GPU_SECONDS = 1.0
+"""The row of a rank mentions its GPU if it has ended nothing for so long."""
 
 
 def diagnosis(job: JobStatus) -> list[str]:
@@ -20,9 +22,11 @@ def diagnosis(job: JobStatus) -> list[str]:
     ranks = [each for each in job.ranks if not each.has_ended]
     stuck = [each for each in ranks if each.is_stopped or each.is_mute]
     outside = [text for seconds, text in sorted(job.waits, reverse=True) if seconds >= WORTH_SECONDS]
-    is_waited_for = any(each.waits for each in ranks) or not outside
+    is_waited_for = any(each.waited[1] for each in ranks) or not outside
     sentences = ["the launcher is ending the ranks"] if job.is_ending else []
     sentences += _of_stuck(stuck, ranks) if is_waited_for else []
+    # A launched operation needs no script any more, so a late script may wait for a GPU, but no GPU waits for it.
+    sentences += _of_gpus(ranks, is_any_stuck=bool(stuck))
     sentences += _of_missing(ranks, {each.rank for each in stuck})
     sentences += outside
     return sentences or _of_slow_operations(ranks)
@@ -51,12 +55,17 @@ def what_it_does(rank: RankStatus) -> str:
     if rank.waits:
         first, *others = rank.waits
         where = "is executing" if first.is_decided else "waits in"
-        return f"{where} {first.call} for {_seconds(first.seconds)}" + (
-            f" (and in {len(others)} more)" if others else ""
-        )
-    if rank.transfers:
-        return rank.transfers[0][1]
-    return rank.does[0] if rank.does else "does not say what it does: its host has no room for its page"
+        more = f" (and in {len(others)} more)" if others else ""
+        text = f"{where} {first.call} for {_seconds(first.seconds)}{more}"
+    elif rank.transfers:
+        text = "waits in " + _transfer(*rank.transfers[0])
+    else:
+        text = rank.does[0] if rank.does else "does not say what it does: its host has no room for its page"
+    if rank.gpu is None or rank.gpu.idle_seconds < LONG_ON_GPU_SECONDS:
+        return text
+    how = "has started it, and waits for another rank's GPU or hangs" if rank.gpu.has_started else "has not started it"
+    launched = f"launched {rank.gpu.call} on its GPU {_seconds(rank.gpu.launched_seconds)} ago, and the GPU {how}"
+    return "; ".join((text, launched) if rank.waits or rank.transfers else (launched, text))
 
 
 def _what_stops(rank: RankStatus) -> str:
@@ -71,15 +80,15 @@ def _what_stops(rank: RankStatus) -> str:
 
 def _of_stuck(stuck: list[RankStatus], ranks: list[RankStatus]) -> list[str]:
     """Ranks that cannot go on by themselves, and who waits meanwhile: a sentence for each reason."""
-    waiting = {each.rank: each.waits[0] for each in ranks if each.waits and each not in stuck}
+    waiting = {each.rank: each.waited for each in ranks if each.waited[1] and each not in stuck}
     sentences = []
     for what in dict.fromkeys(map(_what_stops, stuck)):
         its = [each for each in stuck if _what_stops(each) == what]
         text = f"{named([each.rank for each in its], ranks)} {_plural(what) if len(its) > 1 else what}"
-        if waiting and max(wait.seconds for wait in waiting.values()) >= WORTH_SECONDS:
-            longest = max(waiting.values(), key=lambda wait: wait.seconds)
+        seconds, call = max(waiting.values(), default=(0.0, ""))
+        if seconds >= WORTH_SECONDS:
             have = "has" if len(waiting) == 1 else "have"
-            text += f"; {ranks_in_words(waiting)} {have} waited in {longest.call} for {_seconds(longest.seconds)}"
+            text += f"; {ranks_in_words(waiting)} {have} waited in {call} for {_seconds(seconds)}"
         if its[0].state == "T":
             text += f". kill -CONT {its[0].process} there lets " + (
                 "it go on" if len(its) == 1 else f"rank {its[0].rank} go on"
@@ -120,16 +129,54 @@ def _of_missing(ranks: list[RankStatus], stuck: set[int]) -> list[str]:
     return sentences
 
 
+def _of_gpus(ranks: list[RankStatus], *, is_any_stuck: bool) -> list[str]:
+    """Operations that GPUs have not ended, a sentence for each group of GPUs that others wait for."""
+    started: dict[tuple[int, str], dict[int, OnGpu]] = {}
+    behind: dict[tuple[int, str], dict[int, OnGpu]] = {}
+    for rank in ranks:
+        if (gpu := rank.gpu) and gpu.idle_seconds >= WORTH_SECONDS:
+            groups = started if gpu.has_started else behind
+            groups.setdefault((gpu.process_set, gpu.name), {})[rank.rank] = gpu
+    sentences = []
+    for (process_set, _), its in behind.items():
+        text = f"{_gpus(named(its, ranks), its, 'has', 'have')} not started {_launched(its)}: " + (
+            "it still computes earlier work, or hangs" if len(its) == 1 else "they still compute earlier work, or hang"
+        )
+        waiting = [rank for (of, _), group in started.items() if of == process_set for rank in group]
+        text += f"; {_gpus(ranks_in_words(waiting), waiting, 'waits', 'wait')} for it" if waiting else ""
+        sentences.append(text)
+    if started and not behind and not is_any_stuck:
+        its = max(started.values(), key=lambda group: max(gpu.launched_seconds for gpu in group.values()))
+        text = f"{_gpus(named(its, ranks), its, 'has', 'have')} started {_launched(its)}, and not ended it: " + (
+            "it hangs, or waits for another rank's GPU" if len(its) == 1 else "one of them hangs, or the network does"
+        )
+        sentences.append(text)
+    return sentences
+
+
+def _gpus(whose: str, ranks: Collection[int], verb: str, plural: str) -> str:
+    return f"the GPU of {whose} {verb}" if len(ranks) == 1 else f"the GPUs of {whose} {plural}"
+
+
+def _launched(gpus: dict[int, OnGpu]) -> str:
+    oldest = max(gpus.values(), key=lambda gpu: gpu.launched_seconds)
+    return f"{oldest.call}, launched {_seconds(oldest.launched_seconds)} ago"
+
+
 def _of_slow_operations(ranks: list[RankStatus]) -> list[str]:
     slow = [(each, wait) for each in ranks for wait in each.waits if wait.seconds >= WORTH_SECONDS]
     if not slow:
-        texts = [(each, text) for each in ranks for seconds, text in each.transfers if seconds >= WORTH_SECONDS]
-        return [f"{named([each.rank], ranks)} {text}" for each, text in texts[:MOST_NAMED]]
+        texts = [(each, _transfer(*its)) for each in ranks for its in each.transfers if its[0] >= WORTH_SECONDS]
+        return [f"{named([each.rank], ranks)} waits in {text}" for each, text in texts[:MOST_NAMED]]
     _, longest = max(slow, key=lambda its: its[1].seconds)
     who = {each.rank for each, wait in slow if wait.name == longest.name}
     known = "every rank has called it" if longest.is_decided else "who has not called it is not known"
     have = "has" if len(who) == 1 else "have"
     return [f"{named(who, ranks)} {have} waited in {longest.call} for {_seconds(longest.seconds)}: {known}"]
+
+
+def _transfer(seconds: float, call: str) -> str:
+    return f"{call}, for {_seconds(seconds)}"
 
 
 def _seconds(seconds: float) -> str:

@@ -68,8 +68,8 @@ class _Ranks:
             (
                 GaugeMetricFamily,
                 "waits_seconds",
-                "For how long the rank has waited for its oldest operation",
-                [(rank, max((wait.seconds for wait in rank.waits), default=0.0)) for rank in known],
+                "For how long the rank or its GPU has waited for others in its oldest operation",
+                [(rank, rank.waited[0]) for rank in known],
             ),
             (
                 CounterMetricFamily,

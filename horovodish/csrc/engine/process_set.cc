@@ -73,7 +73,7 @@ ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, En
              [this](const auto& operation, const Error* error) { settle(operation, error); }),
       operations_(config_.id, config_.own_rank(), *this),
       stall_watch_(config_, options_, negotiation_, neighbours_, operations_, pairs_, plane_,
-                   [this] { return engine_.steps(); }) {
+                   engine.launched_operations_, [this] { return engine_.steps(); }) {
   const OnEnd on_end = [this](const auto& operation, const Error* error) { end(operation, error); };
   auto host = std::make_unique<StreamPlane>(config_, options_, engine.arena_.get(), on_end);
   plane_ = std::make_unique<NcclPlane>(config_, options_, std::move(host), engine.launch_order_,

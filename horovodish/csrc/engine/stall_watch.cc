@@ -27,7 +27,7 @@ constexpr const char* kStacksHint =
 // How many undecided operations of a rank `horovodish status` shows.
 constexpr size_t kShownWaits = 64;
 
-// A rank's status mentions a GPU operation that has taken this long.
+// A rank's status mentions an operation on its GPU if none has ended for this long.
 constexpr std::chrono::seconds kLongOnGpu{1};
 
 constexpr const char* kPairsRemedy =
@@ -60,7 +60,8 @@ std::string text_of_seconds(Clock::duration duration) {
 
 StallWatch::StallWatch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
                        Neighbours& neighbours, const OperationTable& operations, Pairs& pairs,
-                       const std::unique_ptr<Plane>& plane, std::function<uint64_t()> steps)
+                       const std::unique_ptr<Plane>& plane, const LaunchedOperations& launched_operations,
+                       std::function<uint64_t()> steps)
     : config_(config),
       options_(options),
       negotiation_(negotiation),
@@ -68,6 +69,7 @@ StallWatch::StallWatch(const ProcessSetConfig& config, const EngineOptions& opti
       operations_(operations),
       pairs_(pairs),
       plane_(plane),
+      launched_operations_(launched_operations),
       steps_(std::move(steps)),
       stall_(options_.stall, asked_ranks(config_, neighbours_)),
       launched_stall_(options_.stall, asked_ranks(config_, neighbours_)) {}
@@ -197,11 +199,16 @@ std::string StallWatch::describe_waiting() const {
 
 const Plane::Launched* StallWatch::oldest_launched() const { return plane_ ? plane_->oldest_launched() : nullptr; }
 
+// An operation waits for its inputs on streams of the framework, and for earlier operations of all process sets.
+bool StallWatch::has_started(const Plane::Launched& launched) const {
+  return launched_operations_.is_next(launched.number) && launched.has_inputs();
+}
+
 std::string StallWatch::describe_launched(const Plane::Launched& launched, Clock::time_point now) const {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - launched.since).count();
   return label_of(*launched.request) + " was launched on the GPU of " + text_of(config_.own_rank()) + " " +
          std::to_string(seconds) + " s ago and has not ended: " +
-         (launched.has_inputs() ? "this GPU has started it, and waits for another rank's GPU or hangs"
+         (has_started(launched) ? "this GPU has started it, and waits for another rank's GPU or hangs"
                                 : "this GPU has not started it, and still computes earlier work");
 }
 
@@ -211,8 +218,8 @@ std::string StallWatch::status(Clock::time_point now) const {
   const std::string in_step = step == 0 ? "" : "is in step " + std::to_string(step) + " and ";
   const std::string on_host = in_step + status_on_host(now);
   const Plane::Launched* const launched = oldest_launched();
-  return launched != nullptr && now - launched->since > kLongOnGpu ? on_host + "; " + describe_launched(*launched, now)
-                                                                   : on_host;
+  const bool is_long = launched != nullptr && launched_operations_.without_end(now) > kLongOnGpu;
+  return is_long ? on_host + "; " + describe_launched(*launched, now) : on_host;
 }
 
 std::string StallWatch::describe_waits(Clock::time_point now) const {
@@ -232,9 +239,12 @@ std::string StallWatch::describe_waits(Clock::time_point now) const {
   if (const std::string transfer = pairs_.waiting(now, {}, false); !transfer.empty()) {
     text += line_of({"transfer", set, transfer});
   }
-  const Plane::Launched* const launched = oldest_launched();
-  if (launched != nullptr && now - launched->since > kLongOnGpu) {
-    text += line_of({"gpu", set, "waits for its GPU: " + describe_launched(*launched, now)});
+  if (const auto* const launched = oldest_launched();
+      launched != nullptr && launched_operations_.is_next(launched->number)) {
+    const Request& request = *launched->request;
+    text +=
+        line_of({"gpu", set, text_of_seconds(launched_operations_.without_end(now)), request.name, subject_of(request),
+                 text_of_seconds(now - launched->since), has_started(*launched) ? "started" : "behind"});
   }
   if (!neighbours_.at_root()) return text;
   const auto labels = stall_.labels();
@@ -265,8 +275,9 @@ std::string StallWatch::status_on_host(Clock::time_point now) const {
   if (!transfer.empty()) return "waits in " + transfer;
   if (last_submitted_ == nullptr) return "has not submitted anything yet";
   const auto idle = std::chrono::duration_cast<std::chrono::seconds>(now - last_news_).count();
-  return "has nothing under way; it last submitted " + label_of(*last_submitted_) + ", and nothing for " +
-         std::to_string(idle) + " s";
+  const std::string nothing =
+      oldest_launched() != nullptr ? "last submitted " : "has nothing under way; it last submitted ";
+  return nothing + label_of(*last_submitted_) + ", and nothing for " + std::to_string(idle) + " s";
 }
 
 }  // namespace horovodish

@@ -15,6 +15,7 @@
 #include "negotiation/neighbours.h"
 #include "negotiation/process_set_config.h"
 #include "negotiation/stall.h"
+#include "planes/nccl/launched_operations.h"
 #include "planes/pairs.h"
 #include "planes/plane.h"
 
@@ -25,7 +26,8 @@ class StallWatch {
   // All arguments outlive this object. `plane`: null after it has ended. `steps`: how many steps this rank has begun.
   StallWatch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
              Neighbours& neighbours, const OperationTable& operations, Pairs& pairs,
-             const std::unique_ptr<Plane>& plane, std::function<uint64_t()> steps);
+             const std::unique_ptr<Plane>& plane, const LaunchedOperations& launched_operations,
+             std::function<uint64_t()> steps);
 
   // What this rank does, and what it hears of the others.
   void submitted(const Operation& operation, Clock::time_point now);
@@ -57,6 +59,7 @@ class StallWatch {
   std::optional<uint64_t> waiting() const;
   std::string describe_waiting() const;
   const Plane::Launched* oldest_launched() const;
+  bool has_started(const Plane::Launched& launched) const;
   std::string describe_launched(const Plane::Launched& launched, Clock::time_point now) const;
   std::string status(Clock::time_point now) const;
   std::string status_on_host(Clock::time_point now) const;
@@ -68,6 +71,7 @@ class StallWatch {
   const OperationTable& operations_;
   Pairs& pairs_;
   const std::unique_ptr<Plane>& plane_;
+  const LaunchedOperations& launched_operations_;
   const std::function<uint64_t()> steps_;
   StallInspector stall_;
   StallInspector launched_stall_;  // the same for launched operations

@@ -81,6 +81,35 @@ def test_a_collective_that_every_rank_has_called() -> None:
     ]
 
 
+def gpu(how: str, launched: float = 30, idle: float = 20, name: str = "w") -> str:
+    return f"gpu|0|{idle}|{name}|allreduce '{name}'|{launched}|{how}"
+
+
+def test_gpus_that_keep_others_waiting() -> None:
+    ranks = [rank(0, gpu("started")), rank(1, gpu("behind")), rank(2, gpu("behind", launched=31)), rank(3)]
+    assert diagnosis(job(*ranks)) == [
+        "the GPUs of ranks 1-2 on alpha, beta have not started allreduce 'w', launched 31 s ago: they still compute "
+        "earlier work, or hang; the GPU of rank 0 waits for it"
+    ]
+
+
+def test_which_gpu_hangs_is_not_known() -> None:
+    """Rank 0 has ended what the others have started."""
+    ranks = [rank(0, gpu("started", launched=29, name="v")), *(rank(number, gpu("started")) for number in (1, 2))]
+    assert diagnosis(job(*ranks)) == [
+        "the GPUs of ranks 1-2 on alpha, beta have started allreduce 'w', launched 30 s ago, and not ended it: one of "
+        "them hangs, or the network does"
+    ]
+    assert diagnosis(job(rank(1, gpu("started")))) == [
+        "the GPU of rank 1 on alpha has started allreduce 'w', launched 30 s ago, and not ended it: it hangs, or waits "
+        "for another rank's GPU"
+    ]
+
+
+def test_a_gpu_that_ends_operations_is_well() -> None:
+    assert diagnosis(job(rank(0, gpu("behind", idle=0.5)), rank(1, gpu("started", idle=0.5)))) == []
+
+
 def test_short_waits_are_no_illness() -> None:
     root = rank(0, waits(0.4), "missing|0|0.4|w|allreduce 'w'|rank 0|rank 1")
     assert diagnosis(job(root, rank(1, "does|0|has nothing under way"))) == []
@@ -108,6 +137,12 @@ def test_a_job_that_has_not_begun_or_ends() -> None:
             "waits in receive from rank 1 with tag 5, for 4 s",
         ),
         (rank(0, "does|0|has joined"), "has joined"),
+        (rank(0, "does|0|has joined", gpu("behind", idle=0.5)), "has joined"),
+        (
+            rank(0, waits(3), gpu("behind")),
+            "waits in allreduce 'w' for 3 s; "
+            "launched allreduce 'w' on its GPU 30 s ago, and the GPU has not started it",
+        ),
         (rank(0, phase=None), "has not called init()"),
         (rank(0, phase="shutdown"), "is in shutdown() for 5 s"),
         (rank(0, phase="", state="Z"), "has ended"),
