@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from horovodish.errors import LaunchError
@@ -27,6 +27,7 @@ def served(address: tuple[str, int]) -> Iterator[None]:
     registry.register(_Ranks())
     try:
         server, thread = start_http_server(port, host, registry)
+        server.set_app(_at_its_path(server.get_app()))
     except OSError as problem:
         raise LaunchError(f"--metrics-port {host}:{port}: {problem.strerror}. Remedy: choose another port") from problem
     try:
@@ -35,6 +36,18 @@ def served(address: tuple[str, int]) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def _at_its_path(metrics: Callable[..., Any]) -> Callable[..., Any]:
+    """The application at /metrics alone: prometheus-client answers at every path."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if environ["PATH_INFO"] == "/metrics":
+            return metrics(environ, start_response)
+        start_response("404 Not Found", [("Content-Type", "text/plain")])
+        return [b"the figures are at /metrics\n"]
+
+    return answer
 
 
 class _Ranks:

@@ -59,6 +59,15 @@ def test_figures_of_each_rank(hang: Callable[..., Any]) -> None:
     assert not figures(port)
 
 
+def test_no_other_path_answers(hang: Callable[..., Any]) -> None:
+    port = free_port()
+    hang("time.sleep(1000)\n", flags=["--metrics-port", str(port)])
+    wait_until(lambda: bool(figures(port)))
+    for path in ("", "nosuch", "metrics/nosuch"):
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=20)
+
+
 def test_a_rank_that_waits(hang: Callable[..., Any]) -> None:
     port = free_port()
     hang(HANGS, flags=["--metrics-port", f"127.0.0.1:{port}"])
