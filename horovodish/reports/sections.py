@@ -190,20 +190,26 @@ def _kinds(figures: Figures) -> str:
         )
         for key, (count, size, seconds) in sorted(sums.items(), key=lambda item: -item[1][1])
     ]
+    note = ""
     phases = figures.phase_seconds()
     if (seconds := phases.get("exchange", 0.0) + phases.get("encode", 0.0)) > 0:
-        size = sum(size for _, size, _ in sums.values())
+        size = sum(size for (_, where), (_, size, _) in sums.items() if where != "GPU")
         rows.append(
             (
                 "all",
-                "link between hosts",
+                "exchange between hosts",
                 "",
                 text_of_bytes(size),
                 text_of_seconds(seconds),
                 text_of_bytes(size / seconds) + "/s",
             )
         )
-    return table(("dtype", "where", "operations", "bytes", "communicates", "bandwidth"), rows)
+        note = (
+            "<p class=soft>Bytes are those of the tensors, also in the row of the exchange. What a link carries is "
+            "another number: it depends on the operation and on the number of hosts, and a codec makes it smaller. "
+            "<code>horovodish status --watch</code> shows it while a job runs.</p>"
+        )
+    return table(("dtype", "where", "operations", "bytes of tensors", "communicates", "bandwidth"), rows) + note
 
 
 def elastic_events(events: Sequence[tuple[float, str]], begun: float) -> str:

@@ -126,7 +126,8 @@ def test_bytes_and_time_by_dtype_and_link(tmp_path: Path) -> None:
     rows = re.findall("<tr><td>(.*?)</td></tr>", page.read_text())
     both = f"{60 * 2 * (8 << 20) / 1e9:.3g} GB"
     assert f"float32</td><td>memory of the host</td><td>120</td><td>{both}</td><td>240 ms</td><td>4.19 GB/s" in rows
-    assert f"all</td><td>link between hosts</td><td></td><td>{both}</td><td>240 ms</td><td>4.19 GB/s" in rows
+    assert f"all</td><td>exchange between hosts</td><td></td><td>{both}</td><td>240 ms</td><td>4.19 GB/s" in rows
+    assert "Bytes are those of the tensors, also in the row of the exchange." in page.read_text()
 
 
 def test_a_healthy_run(tmp_path: Path) -> None:
