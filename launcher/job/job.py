@@ -150,7 +150,7 @@ class Job:
         self._selector = selectors.DefaultSelector()
         own = addresses(options.network_interfaces) if options.is_far else None
         self._listener = SupervisorListener(self._selector, socket_path(folder), self._add_link, own)
-        self._desk = StatusDesk(self._selector, folder, self._ask_status, self._describe)
+        self._desk = StatusDesk(self._selector, folder, options.command, self._ask_status, self._describe)
         self._own_addresses = own or []
         self._agent = agent(options, environ) if environ.get(START_VARIABLE, "0") == "0" else []
         self._reasons: dict[str, str] = {}  # by silent host: why it is silent, as far as trying to reach it tells
@@ -500,7 +500,6 @@ class Job:
         """The launcher's own part of the answer to `horovodish status`."""
         now = time.monotonic()
         return {
-            "command": list(self.options.command),
             "np": self._np,
             "awaited": self.awaited,
             "is_ending": self._is_ending,

@@ -6,7 +6,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from horovodish.launcher.supervisor.supervisor import user_of
 
 SOCKET = "status.socket"
 """In the folder of a run, which only its user can enter."""
+DESCRIPTION = "status.json"
+"""Beside it: the launcher's process and the command of the ranks, so that a job can be chosen before it is asked."""
 ANSWER_SECONDS = {"status": 0.7, "stacks": 6.0}
 """How long the supervisors may take, by the question. They give their ranks less."""
 MOST_SILENT = 16
@@ -37,6 +39,7 @@ class StatusDesk:
     Args:
         selector: that the launcher waits with.
         folder: of the run.
+        command: of the ranks.
         ask: asks the supervisors of all ranks; is given a number, and "status" or "stacks".
         describe: what the launcher itself knows.
     """
@@ -45,6 +48,7 @@ class StatusDesk:
         self,
         selector: selectors.BaseSelector,
         folder: Path,
+        command: Sequence[str],
         ask: Callable[[int, str], None],
         describe: Callable[[], dict[str, Any]],
     ) -> None:
@@ -54,6 +58,7 @@ class StatusDesk:
         self._silent: list[socket.socket] = []  # have asked nothing so far, oldest first
         self._visits: dict[int, _Visit] = {}
         self._last = 0
+        (folder / DESCRIPTION).write_text(json.dumps({"process": os.getpid(), "command": list(command)}))
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind(str(folder / SOCKET))

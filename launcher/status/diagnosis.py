@@ -14,7 +14,7 @@ LONG_ON_GPU_SECONDS = 1.0
 
 def diagnosis(job: JobStatus) -> list[str]:
     """The sentences, what matters most first. Empty if nothing is wrong."""
-    if not job.command:
+    if not job.answers:
         what = f"is stopped. kill -CONT {job.process} lets it go on" if job.is_stopped else "does not answer"
         return [f"the launcher, process {job.process}, {what}"]
     if job.awaited:

@@ -6,13 +6,13 @@ import os
 import select
 import socket
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from horovodish.errors import LaunchError
-from horovodish.launcher.job.status_desk import ANSWER_SECONDS, SOCKET
+from horovodish.launcher.job.status_desk import ANSWER_SECONDS, DESCRIPTION, SOCKET
 from horovodish.launcher.status.answers import RankStatus, printable
 from horovodish.launcher.supervisor.supervisor import script_of, stat_of
 
@@ -27,8 +27,9 @@ class JobStatus:
 
     Attributes:
         process: of the launcher.
-        command: what each rank runs. Empty if the launcher does not answer.
-        is_stopped: whether the launcher does not answer because it is stopped.
+        command: what each rank runs.
+        answers: whether the launcher has answered.
+        is_stopped: whether the launcher has not answered because it is stopped.
         awaited: what has to come before the ranks can be started; empty if they are.
         is_ending: whether the launcher ends the ranks.
         waits: who waits outside of collectives, for how many seconds and for whom.
@@ -37,7 +38,8 @@ class JobStatus:
     """
 
     process: int
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...]
+    answers: bool = True
     is_stopped: bool = False
     awaited: str = ""
     is_ending: bool = False
@@ -45,25 +47,23 @@ class JobStatus:
     ranks: tuple[RankStatus, ...] = ()
     at_seconds: float = 0.0
 
-    @staticmethod
-    def of(process: int, known: dict[str, Any]) -> "JobStatus":
-        """Reads the answer of a launcher."""
+    def answered(self, known: dict[str, Any]) -> "JobStatus":
+        """The status of the job by the answer of its launcher."""
         ranks = sorted((RankStatus.of(each) for each in known["ranks"]), key=lambda rank: rank.rank)
         waits = tuple((float(seconds), str(text)) for seconds, text in known["waits"])
         awaited, is_ending = known["awaited"], known["is_ending"]
-        command, at = tuple(known["command"]), time.monotonic()
-        return JobStatus(process, command, False, awaited, is_ending, waits, tuple(ranks), at)
-
-    @staticmethod
-    def of_silent(process: int) -> "JobStatus":
-        """The status of a job whose launcher does not answer."""
-        return JobStatus(process, is_stopped=stat_of(process)[0] in "Tt")
+        at = time.monotonic()
+        return JobStatus(self.process, self.command, True, False, awaited, is_ending, waits, tuple(ranks), at)
 
     @property
     def name(self) -> str:
         """The script, or else the program, without its folder."""
         words = [*self.command]
-        return printable(os.path.basename(script_of(words) or words[0])) if words else ""
+        return printable(os.path.basename(script_of(words) or words[0]))
+
+    def is_called(self, job: str) -> bool:
+        """Whether these words of a user mean this job."""
+        return job in ("", str(self.process), self.name, self.name.removesuffix(".py"))
 
 
 def ask(job: str, question: str) -> list[JobStatus]:
@@ -79,18 +79,14 @@ def ask(job: str, question: str) -> list[JobStatus]:
     Raises:
         LaunchError: there is no such job.
     """
-    of = {int(job)} if job.isdecimal() else None
-    answers = _answers(_sockets(), "status", of) or _answers(_sockets(), "status")
-    chosen = [each for each in answers if job in ("", str(each.process), each.name, each.name.removesuffix(".py"))]
-    if chosen and question != "status":  # no other job is to take stacks
-        chosen = _answers(_sockets(), question, {each.process for each in chosen})
-    if chosen:
-        return chosen
+    running = {path: its for path in _sockets() if (its := _described(path))}
+    if answers := _answers({path: its for path, its in running.items() if its.is_called(job)}, question):
+        return answers
     here = f"of user {os.geteuid()} on {socket.gethostname()}"
-    if not answers:
+    if not running:
         raise LaunchError(f"no job {here} runs. Remedy: ask on the host where `horovodish run` was started")
-    running = ", ".join(f"{each.process} {each.name}".strip() for each in answers)
-    raise LaunchError(f"there is no job {job} {here}; running: {running}")
+    names = ", ".join(f"{each.process} {each.name}" for each in running.values())
+    raise LaunchError(f"there is no job {job} {here}; running: {names}")
 
 
 def _sockets() -> list[str]:
@@ -107,33 +103,44 @@ def _sockets() -> list[str]:
     return found
 
 
-def _answers(paths: Sequence[str], question: str, of: Container[int] | None = None) -> list[JobStatus]:
-    """Of all launchers, or of these processes alone."""
+def _described(path: str) -> JobStatus | None:
+    """The job of a socket, before its launcher has answered. None if the job has ended."""
+    try:
+        known = json.loads(Path(path).with_name(DESCRIPTION).read_text())
+        is_stopped = stat_of(known["process"])[0] in "Tt"
+    except (OSError, ValueError):  # the job has ended meanwhile
+        return None
+    return JobStatus(known["process"], tuple(known["command"]), False, is_stopped)
+
+
+def _answers(jobs: Mapping[str, JobStatus], question: str) -> list[JobStatus]:
+    """The answers of the launchers of these jobs, by the paths of their sockets."""
     with contextlib.ExitStack() as opened:
-        asked: dict[socket.socket, int] = {}
+        asked: dict[socket.socket, JobStatus] = {}
         answers = []
-        for path in paths:
-            with contextlib.suppress(OSError):  # the job has ended meanwhile
-                launcher = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-                launcher.setblocking(False)
-                launcher.connect(path)
-                process = int.from_bytes(launcher.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], "little")
-                if of is not None and process not in of:
-                    continue
-                if (silent := JobStatus.of_silent(process)).is_stopped:
-                    answers.append(silent)
-                else:
+        for path, job in jobs.items():
+            launcher = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            launcher.setblocking(False)
+            try:
+                if not job.is_stopped:
+                    launcher.connect(path)
                     launcher.send(question.encode())
-                    asked[launcher] = process
+                    asked[launcher] = job
+                    continue
+            except BlockingIOError:  # many have asked already
+                pass
+            except OSError:  # the job has ended meanwhile
+                continue
+            answers.append(job)
         ends_at = time.monotonic() + ANSWER_SECONDS[question] + PATIENCE_SECONDS
         while asked:
             ready, _, _ = select.select(list(asked), [], [], max(0.0, ends_at - time.monotonic()))
             for launcher in ready:
-                process = asked.pop(launcher)
+                job = asked.pop(launcher)
                 if known := _answer_of(launcher):
-                    answers.append(JobStatus.of(process, known))
+                    answers.append(job.answered(known))
             if not ready:
-                answers += map(JobStatus.of_silent, asked.values())
+                answers += asked.values()
                 break
     return sorted(answers, key=lambda each: (each.process, -sum(rank.has_page for rank in each.ranks)))
 

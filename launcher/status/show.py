@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.status.answers import RankStatus
-from horovodish.launcher.status.diagnosis import WORTH_SECONDS, diagnosis, what_it_does
+from horovodish.launcher.status.diagnosis import WORTH_SECONDS, diagnosis, named, what_it_does
 from horovodish.launcher.status.jobs import JobStatus, ask
 
 HEADS = ("rank", "host", "process", "state", "step", "memory", "does")
@@ -19,6 +19,17 @@ STATES = {
     "": "silent",
 }
 """By the letter in /proc; empty: no answer has come."""
+_NOT_TRAINING: dict[str | None, tuple[str, str]] = {
+    None: ("the ranks start", "not called init() yet"),
+    "init": ("the ranks start", "called init(), which has not returned yet"),
+    "regroup": ("the ranks begin again", "left the others"),
+    "anew": ("the ranks begin again", "left the others"),
+    "shutdown": ("the ranks end", "called shutdown()"),
+    "stopped": ("the ranks end", "called shutdown()"),
+    "exit": ("the ranks end", "come to the end of the script"),
+    "": ("the ranks end", "ended"),
+}
+"""By the phase (see horovodish.launcher.job.waiting): what a job does, and what some of its ranks have done."""
 
 
 def show(job: str, *, stacks: bool, live: bool) -> int:
@@ -47,10 +58,7 @@ def show(job: str, *, stacks: bool, live: bool) -> int:
 def text_of(job: JobStatus, *, stacks: bool) -> str:
     """The output for one job."""
     lines = [*headlines(job), ""]
-    rows = [HEADS, *map(row_of, job.ranks)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows if job.ranks else ():
-        lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines += in_columns([HEADS, *map(row_of, job.ranks)]) if job.ranks else []
     for rank in job.ranks if stacks else ():
         text = rank.stacks.strip() or ("the process has ended" if rank.has_ended else "no answer has come")
         lines += ["", f"stacks of rank {rank.rank} on {rank.host}, process {rank.process}:", text]
@@ -60,8 +68,14 @@ def text_of(job: JobStatus, *, stacks: bool) -> str:
 def headlines(job: JobStatus) -> list[str]:
     """The problem, or a line that there is none; then a description of the job."""
     hosts = len({rank.host for rank in job.ranks})
-    what = f"job {job.process} {job.name}: {counted(len(job.ranks), 'rank')} on {counted(hosts, 'host')}"
-    return [*(diagnosis(job) or [_all_well(job)]), what]
+    size = f": {counted(len(job.ranks), 'rank')} on {counted(hosts, 'host')}" if job.ranks else ""
+    return [*(diagnosis(job) or [_all_well(job)]), f"job {job.process} {job.name}{size}"]
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def row_of(rank: RankStatus) -> tuple[str, ...]:
@@ -74,11 +88,17 @@ def row_of(rank: RankStatus) -> tuple[str, ...]:
 
 def listed(jobs: Sequence[JobStatus]) -> str:
     """A line for each of several jobs."""
-    lines = [f"{each.process}  {each.name or '?'}  {(diagnosis(each) or [_all_well(each)])[0]}" for each in jobs]
+    lines = [f"{each.process}  {each.name}  {(diagnosis(each) or [_all_well(each)])[0]}" for each in jobs]
     return "\n".join([f"{len(jobs)} jobs run; horovodish status PROCESS shows one:", *lines])
 
 
 def _all_well(job: JobStatus) -> str:
+    of_phase: dict[str | None, list[int]] = {}
+    for rank in job.ranks:
+        of_phase.setdefault("" if rank.has_ended else rank.phase, []).append(rank.rank)
+    for phase, (they, what) in _NOT_TRAINING.items():
+        if its := of_phase.get(phase):
+            return f"{they}: {named(its, job.ranks)} {'has' if len(its) == 1 else 'have'} {what}"
     step = max((rank.steps for rank in job.ranks), default=0)
     at = f", in step {step}" if step else ""
     return f"all ranks run{at}; none has waited for longer than {WORTH_SECONDS:.0f} s"

@@ -1,12 +1,12 @@
 """`horovodish status --watch`: the table of the ranks, live and with rates."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from horovodish.errors import LaunchError
 from horovodish.launcher.status.jobs import JobStatus, ask
 from horovodish.launcher.status.links import link_rates
-from horovodish.launcher.status.show import HEADS, headlines, row_of
+from horovodish.launcher.status.show import HEADS, headlines, in_columns, row_of
 
 PERIOD_SECONDS = 1.0
 RATES = ("steps/s", "reduced/s", "waited for")
@@ -38,11 +38,7 @@ def watch(job: JobStatus) -> int:
     console = Console()
 
     def drawn(now: JobStatus, before: JobStatus) -> Group:
-        rows: list[Sequence[str]] = [(*HEADS[:-1], *RATES, HEADS[-1])]
-        for rank, its_rates in zip(now.ranks, rates(now, before), strict=True):
-            *cells, does = row_of(rank)
-            rows.append((*cells, *its_rates, does))
-        shown = fitting(rows, console.width)
+        shown = fitting(rows(now, before), console.width)
         table = Table(box=None, pad_edge=False)
         for column in zip(*shown, strict=True):
             whole = None if column[0] == HEADS[-1] else max(map(len, column))
@@ -51,16 +47,36 @@ def watch(job: JobStatus) -> int:
             table.add_row(*map(Text, row))
         return Group(*map(Text, headlines(now)), Text(""), table, Text(links(now, before)))
 
-    before = now = job
-    with Live(drawn(now, before), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(PERIOD_SECONDS)
-            try:
-                found = ask(str(job.process), "status")
-            except LaunchError:
-                return 0
-            before, now = now, found[0]
+    if not console.is_terminal:
+        for now, before in _answers(job):
+            lines = [time.strftime("%H:%M:%S"), *headlines(now), "", *in_columns(rows(now, before)), links(now, before)]
+            print("\n".join(lines), flush=True)
+        return 0
+    with Live(console=console, auto_refresh=False) as live:
+        for now, before in _answers(job):
             live.update(drawn(now, before), refresh=True)
+    return 0
+
+
+def _answers(job: JobStatus) -> Iterator[tuple[JobStatus, JobStatus]]:
+    """Each answer with the one before it, from now on until the job ends."""
+    before = job
+    while True:
+        yield job, before
+        time.sleep(PERIOD_SECONDS)
+        try:
+            before, job = job, ask(str(job.process), "status")[0]
+        except LaunchError:
+            return
+
+
+def rows(now: JobStatus, before: JobStatus) -> list[Sequence[str]]:
+    """The live table, header first."""
+    table: list[Sequence[str]] = [(*HEADS[:-1], *RATES, HEADS[-1])]
+    for rank, its_rates in zip(now.ranks, rates(now, before), strict=True):
+        *cells, does = row_of(rank)
+        table.append((*cells, *its_rates, does))
+    return table
 
 
 def fitting(rows: Sequence[Sequence[str]], width: int) -> list[list[str]]:

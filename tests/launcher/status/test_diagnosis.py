@@ -9,7 +9,7 @@ import pytest
 from horovodish.launcher.status.answers import RankStatus
 from horovodish.launcher.status.diagnosis import diagnosis, what_it_does
 from horovodish.launcher.status.jobs import JobStatus
-from horovodish.launcher.status.show import text_of
+from horovodish.launcher.status.show import headlines, text_of
 
 HOSTS = ("alpha", "alpha", "beta", "beta")
 PAGE = f"1000000000:{'00' * 256}"
@@ -125,6 +125,21 @@ def test_a_job_that_has_not_begun_or_ends() -> None:
         "no rank has been started yet: waiting for beta: 2 of 4 ranks can start"
     ]
     assert diagnosis(job(rank(0), is_ending=True)) == ["the launcher is ending the ranks"]
+
+
+@pytest.mark.parametrize(
+    ("phases", "line"),
+    [
+        ([None, None], "the ranks start: ranks 0-1 on alpha have not called init() yet"),
+        (["init", None], "the ranks start: rank 1 on alpha has not called init() yet"),
+        (["init", "running"], "the ranks start: rank 0 on alpha has called init(), which has not returned yet"),
+        (["running", "regroup"], "the ranks begin again: rank 1 on alpha has left the others"),
+        (["running", "exit"], "the ranks end: rank 1 on alpha has come to the end of the script"),
+        (["running", "training"], "all ranks run; none has waited for longer than 2 s"),
+    ],
+)
+def test_a_job_that_is_well(phases: list[str | None], line: str) -> None:
+    assert headlines(job(*(rank(number, phase=phase) for number, phase in enumerate(phases))))[0] == line
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import signal
@@ -167,6 +168,21 @@ def test_it_is_watched_until_the_job_ends(hang: Callable[..., Any]) -> None:
         assert watching.wait() == 0
 
 
+def test_what_is_watched_goes_to_a_file_at_once(hang: Callable[..., Any], tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    job = hang(STEPS)
+    wait_for_steps(job.process.pid)
+    shown = tmp_path / "shown"
+    command = [sys.executable, "-m", "horovodish.launcher", "status", str(job.process.pid), "--watch"]
+    environ = {name: value for name, value in os.environ.items() if name != "FORCE_COLOR"}
+    with shown.open("w") as file, subprocess.Popen(command, stdout=file, env=environ) as watching:
+        wait_until(lambda: len(re.findall(r"\d\d:\d\d:\d\d\n.*\njob \d+ ", shown.read_text())) > 2)
+        assert watching.poll() is None
+        job.process.terminate()
+        assert watching.wait() == 0
+    assert "steps/s  reduced/s  waited for  does" in re.sub("  +", "  ", shown.read_text())
+
+
 def test_a_narrow_terminal_shows_fewer_columns() -> None:
     heads = ("rank", "host", "process", "state", "step", "memory", "steps/s", "reduced/s", "waited for", "does")
     row = ("0", "alpha", "4711", "sleeps", "118", "1,302 MiB", "2.5", "118.0 MB", "3%", "waits in allreduce 'x' " * 3)
@@ -196,7 +212,37 @@ def test_several_jobs_are_listed(launch: Callable[..., Any]) -> None:
         wait_until(lambda job=job: (found := asked(job.process.pid)) is not None and not found.awaited)
     lines = status("sleep").stdout.splitlines()
     for job in started:
-        assert any(re.match(rf"{job.process.pid}  sleep  all ranks run; ", line) for line in lines)
+        assert any(re.match(rf"{job.process.pid}  sleep  the ranks start: rank 0 ", line) for line in lines)
+
+
+def test_a_job_is_chosen_before_it_is_asked(launch: Callable[..., Any], tmp_path: Path) -> None:
+    """So a launcher that hangs delays nobody who asks for another job."""
+    programs = []
+    for name in ("hangs", "answers"):
+        programs.append(tmp_path / f"{name}_{os.getpid()}")
+        programs[-1].write_text("#!/bin/sh\nexec sleep 1000\n")
+        programs[-1].chmod(0o755)
+    hanging, other = (launch("run", "-np", "1", str(program)) for program in programs)
+    for job in (hanging, other):
+        wait_until(lambda job=job: (found := asked(job.process.pid)) is not None and not found.awaited)
+    silent, connect = [], jobs._described
+
+    def as_if_it_ran(path: str) -> jobs.JobStatus | None:
+        """The kernel's state of a launcher that hangs differs from that of a stopped one."""
+        its = connect(path)
+        if its is None or its.process != hanging.process.pid:
+            return its
+        silent.append(its)
+        return dataclasses.replace(its, is_stopped=False)
+
+    hanging.process.send_signal(signal.SIGSTOP)
+    wait_until_state(hanging.process.pid, "T")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jobs, "_described", as_if_it_ran)
+        patched.setattr(jobs, "PATIENCE_SECONDS", 1000)
+        (found,) = jobs.ask(programs[1].name, "status")
+    assert silent and found.process == other.process.pid and found.answers
+    hanging.process.send_signal(signal.SIGCONT)
 
 
 def test_the_output_cannot_be_written(launch: Callable[..., Any]) -> None:
@@ -233,14 +279,23 @@ def test_a_launcher_that_is_stopped(launch: Callable[..., Any], monkeypatch: pyt
     assert re.search(expected, status().stdout)
     with monkeypatch.context() as patched:
         patched.setattr(jobs.select, "select", lambda *_: pytest.fail("a stopped launcher is waited for"))
-        assert asked(job.process.pid) == jobs.JobStatus(job.process.pid, is_stopped=True)
+        assert asked(job.process.pid) == jobs.JobStatus(job.process.pid, ("sleep", "1000"), False, True)
+    (path,) = [path for path in jobs._sockets() if (its := jobs._described(path)) and its.process == job.process.pid]
+    with contextlib.ExitStack() as opened:
+        with contextlib.suppress(BlockingIOError):  # the kernel takes only so many for a process that accepts none
+            while True:
+                asker = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                asker.setblocking(False)
+                asker.connect(path)
+        found = jobs._answers({path: jobs.JobStatus(job.process.pid, ("sleep", "1000"))}, "status")
+        assert [each.process for each in found] == [job.process.pid]
     job.process.send_signal(signal.SIGCONT)
 
 
 def test_who_asks_nothing_is_sent_away_for_others(launch: Callable[..., Any]) -> None:
     job = launch("run", "-np", "1", "sleep", "1000")
     wait_until(lambda: asked(job.process.pid) is not None)
-    (path,) = [path for path in jobs._sockets() if jobs._answers([path], "status")[0].process == job.process.pid]
+    (path,) = [path for path in jobs._sockets() if (its := jobs._described(path)) and its.process == job.process.pid]
     with contextlib.ExitStack() as opened:
         silent = []
         for _ in range(3 * MOST_SILENT):
@@ -258,15 +313,17 @@ def test_another_user_learns_nothing(launch: Callable[..., Any], monkeypatch: py
     """Neither by the command, nor by the socket if its folder let others in."""
     job = launch("run", "-np", "1", "sleep", "1000")
     wait_until(lambda: asked(job.process.pid) is not None)
-    (path,) = [path for path in jobs._sockets() if jobs._answers([path], "status")[0].process == job.process.pid]
+    (path,) = [path for path in jobs._sockets() if (its := jobs._described(path)) and its.process == job.process.pid]
     assert as_other_user(jobs._sockets) == []
     assert isinstance(as_other_user(lambda: os.stat(path)), PermissionError)
     folder = os.path.dirname(path)
     os.chmod(folder, 0o755)
     os.chmod(path, 0o777)
+    described = jobs._described(path)
+    assert described is not None
     try:
-        assert as_other_user(lambda: jobs._answers([path], "status")) == []
-        assert len(jobs._answers([path], "status")) == 1
+        assert as_other_user(lambda: jobs._answers({path: described}, "status")) == []
+        assert len(jobs._answers({path: described}, "status")) == 1
     finally:
         os.chmod(folder, 0o700)
 
