@@ -18,7 +18,7 @@ def served(address: tuple[str, int]) -> Iterator[None]:
         LaunchError: prometheus-client is not installed, or nothing can listen there.
     """
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
     except ImportError:
         remedy = "pip install prometheus-client"
         raise LaunchError(f"--metrics-port needs prometheus-client, which is not installed. Remedy: {remedy}") from None
@@ -27,7 +27,7 @@ def served(address: tuple[str, int]) -> Iterator[None]:
     registry.register(_Ranks())
     try:
         server, thread = start_http_server(port, host, registry)
-        server.set_app(_at_its_path(server.get_app()))
+        server.set_app(_at_its_path(make_wsgi_app(registry)))
     except OSError as problem:
         raise LaunchError(f"--metrics-port {host}:{port}: {problem.strerror}. Remedy: choose another port") from problem
     try:
