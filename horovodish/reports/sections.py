@@ -11,7 +11,7 @@ import numpy as np
 
 from horovodish.reports.document import PageData, step_chart, table
 from horovodish.reports.durations import text_of_bytes, text_of_seconds
-from horovodish.reports.figures import Figures
+from horovodish.reports.figures import Figures, TensorFigures
 from horovodish.reports.picture import step_picture
 from horovodish.reports.records import trace_events
 
@@ -69,17 +69,21 @@ def world_section(figures: Figures, names: Names, data: PageData, of: str) -> st
 def _notes(figures: Figures) -> str:
     notes = []
     if figures.missing:
-        ranks = ", ".join(map(str, figures.missing))
         notes.append(
-            f"There are no records of rank {ranks}: waits for them count as communication. Records lie on the host of "
-            "their rank; copy them here, and call `horovodish report`."
+            f"There are no records of {_ranks_named(figures.missing)}: waits for them count as communication. Records "
+            "lie on the host of their rank; copy them here, and call `horovodish report`."
         )
     for each in figures.records:
         if each.dropped:
             notes.append(f"Rank {each.rank} had no time to write {each.dropped:,} records, so figures are too small.")
-        if each.is_cut:
-            notes.append(f"The records of rank {each.rank} end early: it was killed, or could not write.")
+    if cut := [each.rank for each in figures.records if each.is_cut]:
+        who = "it was" if len(cut) == 1 else "they were"
+        notes.append(f"The records of {_ranks_named(cut)} end early: {who} killed, or could not write.")
     return "".join(f"<p><strong>Note.</strong> {escape(note)}</p>" for note in notes)
+
+
+def _ranks_named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _pictures(figures: Figures, names: Names, data: PageData, of: str) -> Iterable[str]:
@@ -173,43 +177,41 @@ def _tensors(figures: Figures) -> str:
 
 
 def _kinds(figures: Figures) -> str:
-    """Sums over the tensors of a dtype, as a rank has them, and over what travelled between hosts."""
-    sums: dict[tuple[str, str], tuple[int, float, float]] = {}
+    """Sums over the tensors of a dtype, as a rank has them, and over those that hosts exchanged."""
+    parts: dict[tuple[str, str], list[TensorFigures]] = {}
     for each in figures.tensors:
-        key = (each.track.dtype, "memory of the host" if each.track.on_host else "GPU")
-        count, size, seconds = sums.get(key, (0, 0.0, 0.0))
-        size += each.count * (each.track.bytes or 0)
-        sums[key] = count + each.count, size, seconds + each.count * each.communication
-    rows: list[Sequence[Any]] = [
-        (
-            *key,
-            count,
-            text_of_bytes(size),
-            text_of_seconds(seconds),
-            text_of_bytes(size / seconds if seconds else 0.0) + "/s",
-        )
-        for key, (count, size, seconds) in sorted(sums.items(), key=lambda item: -item[1][1])
-    ]
+        parts.setdefault((each.track.dtype, "memory of the host" if each.track.on_host else "GPU"), []).append(each)
+    rows: list[Sequence[Any]] = []
+    for key, its in sorted(parts.items(), key=lambda item: -_bytes_of(item[1])[0]):
+        seconds = sum(each.count * each.communication for each in its)
+        rows.append((*key, sum(each.count for each in its), *_rate(its, seconds)))
     note = ""
     phases = figures.phase_seconds()
     if (seconds := phases.get("exchange", 0.0) + phases.get("encode", 0.0)) > 0:
-        size = sum(size for (_, where), (_, size, _) in sums.items() if where != "GPU")
-        rows.append(
-            (
-                "all",
-                "exchange between hosts",
-                "",
-                text_of_bytes(size),
-                text_of_seconds(seconds),
-                text_of_bytes(size / seconds) + "/s",
-            )
-        )
+        on_host = [each for each in figures.tensors if each.track.on_host]
+        rows.append(("all", "exchange between hosts", "", *_rate(on_host, seconds)))
         note = (
             "<p class=soft>Bytes are those of the tensors, also in the row of the exchange. What a link carries is "
             "another number: it depends on the operation and on the number of hosts, and a codec makes it smaller. "
             "<code>horovodish status --watch</code> shows it while a job runs.</p>"
         )
     return table(("dtype", "where", "operations", "bytes of tensors", "communicates", "bandwidth"), rows) + note
+
+
+def _bytes_of(tensors: Iterable[TensorFigures]) -> tuple[int, bool]:
+    """How many bytes were communicated, and whether some are not counted because their number is not known."""
+    sizes = [each.track.bytes and each.count * each.track.bytes for each in tensors]
+    return sum(size for size in sizes if size is not None), None in sizes
+
+
+def _rate(tensors: Iterable[TensorFigures], seconds: float) -> tuple[str, str, str]:
+    """The bytes of tensors, how long they took, and the bytes per second. What is not known is empty."""
+    size, is_more = _bytes_of(tensors)
+    more = " or more" if is_more else ""
+    if is_more and size == 0:
+        return "", text_of_seconds(seconds), ""
+    rate = size / seconds if seconds else 0.0
+    return f"{text_of_bytes(size)}{more}", text_of_seconds(seconds), f"{text_of_bytes(rate)}/s{more}"
 
 
 def elastic_events(events: Sequence[tuple[float, str]], begun: float) -> str:

@@ -160,6 +160,26 @@ def test_files_that_were_cut_off(tmp_path: Path, length: int) -> None:
     assert ("end early" in notes[0]) == (length >= 700)
 
 
+def test_many_files_that_were_cut_off_have_one_note(tmp_path: Path) -> None:
+    files = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=3)
+    for name in files:
+        Path(name).write_bytes(Path(name).read_bytes()[:5000])
+    assert report(files, str(tmp_path / "page.html")) == 0
+    notes = re.findall("<strong>Note.</strong> (.*?)</p>", (tmp_path / "page.html").read_text())
+    assert notes == ["The records of ranks 0, 1, 2 end early: they were killed, or could not write."]
+
+
+def test_bytes_that_are_not_known_are_no_zero(tmp_path: Path) -> None:
+    known, unknown = (Bucket(name, size, 0.5, 2) for name, size in (("known", 1 << 20), ("unknown", 0)))
+    files = write_run(tmp_path, lambda *_: 40, [known, unknown])
+    for name in files:
+        Path(name).write_bytes(Path(name).read_bytes().replace(b'"bytes": 0', b'"other": 0'))
+    page = tmp_path / "page.html"
+    assert report(files, str(page)) == 0
+    (row,) = re.findall("<td>float32</td><td>memory of the host</td>(.*?)</tr>", page.read_text())
+    assert re.match(r"<td>120</td><td>[\d.]+ MB or more</td><td>.*</td><td>[\d.]+ MB/s or more</td>", row)
+
+
 def test_a_file_that_was_cut_off_after_a_wait(tmp_path: Path) -> None:
     """Its page has no record of an operation."""
     one, other = write_run(tmp_path, lambda *_: 40, BUCKETS, ranks=2)
