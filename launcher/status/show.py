@@ -19,6 +19,8 @@ STATES = {
     "": "silent",
 }
 """By the letter in /proc; empty: no answer has come."""
+LATE_SHARE = 0.1
+"""A rank is late if the others wait for it for this share of the time. The ranks of a healthy job take turns."""
 _NOT_TRAINING: dict[str | None, tuple[str, str]] = {
     None: ("the ranks start", "not called init() yet"),
     "init": ("the ranks start", "called init(), which has not returned yet"),
@@ -100,5 +102,11 @@ def _all_well(job: JobStatus) -> str:
         if its := of_phase.get(phase):
             return f"{they}: {named(its, job.ranks)} {'has' if len(its) == 1 else 'have'} {what}"
     step = max((rank.steps for rank in job.ranks), default=0)
-    at = f", in step {step}" if step else ""
-    return f"all ranks run{at}; none has waited for longer than {WORTH_SECONDS:.0f} s"
+    begin = f"all ranks run{f', in step {step}' if step else ''}; "
+    late = {rank: seconds for each in job.ranks for rank, seconds in each.late_seconds.items()}
+    shares = [(late.get(rank.rank, 0.0) / (rank.phase_seconds or 1.0), rank) for rank in job.ranks]
+    share, latest = max(shares, key=lambda its: its[0], default=(0.0, None))
+    if latest is None or share < LATE_SHARE:
+        return f"{begin}none has waited for longer than {WORTH_SECONDS:.0f} s"
+    time = f"{min(1.0, share):.0%} of the time since init()"
+    return f"{begin}{named([latest.rank], job.ranks)} is late: others have waited for it in {time}"

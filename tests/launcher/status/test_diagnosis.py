@@ -143,6 +143,18 @@ def test_a_job_that_is_well(phases: list[str | None], line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("seconds", "line"),
+    [
+        (0.4, "none has waited for longer than 2 s"),
+        (3.5, "rank 1 on alpha is late: others have waited for it in 70% of the time since init()"),
+    ],
+)
+def test_a_rank_that_is_late_in_each_step(seconds: float, line: str) -> None:
+    root = rank(0, "late|0|0.1", f"late|1|{seconds}")
+    assert headlines(job(root, rank(1)))[0] == f"all ranks run; {line}"
+
+
+@pytest.mark.parametrize(
     ("its", "text"),
     [
         (rank(0, waits(3), waits(2, "v")), "waits in allreduce 'w' for 3 s (and in 1 more)"),
