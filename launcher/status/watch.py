@@ -1,6 +1,7 @@
 """`horovodish status --watch`: the table of the ranks, live and with rates."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from horovodish.errors import LaunchError
@@ -101,15 +102,27 @@ def rates(now: JobStatus, before: JobStatus) -> list[tuple[str, ...]]:
     """The cells of `RATES` by rank, from two answers."""
     seconds = now.at_seconds - before.at_seconds
     earlier = {rank.rank: rank for rank in before.ranks}
-    late = [{rank: its for each in job.ranks for rank, its in each.late_seconds.items()} for job in (now, before)]
+    waited_for = [_waited_for(job) for job in (now, before)]
     cells: list[tuple[str, ...]] = []
     for rank in now.ranks:
         was = earlier.get(rank.rank)
         if was is None or seconds <= 0 or not (rank.has_page and was.has_page) or rank.steps < was.steps:
             cells.append(("", "", ""))
             continue
-        waited = (late[0].get(rank.rank, 0.0) - late[1].get(rank.rank, 0.0)) / seconds
+        waited = (waited_for[0][rank.rank] - waited_for[1][rank.rank]) / seconds
         megabytes = (rank.reduced_bytes - was.reduced_bytes) / seconds / 1e6
         steps = (rank.steps - was.steps) / seconds
         cells.append((f"{steps:.1f}", f"{megabytes:,.1f} MB", f"{max(0.0, min(1.0, waited)):.0%}"))
     return cells
+
+
+def _waited_for(job: JobStatus) -> dict[int, float]:
+    """By rank, for how many seconds the others have waited for it, also in what it has not called yet."""
+    seconds: dict[int, float] = defaultdict(float)
+    for each in job.ranks:
+        for rank, late in each.late_seconds.items():
+            seconds[rank] += late
+        pending = max((its for its in each.pending if its.process_set == 0), key=lambda its: its.seconds, default=None)
+        for rank in pending.missing if pending else ():
+            seconds[rank] += pending.seconds
+    return seconds

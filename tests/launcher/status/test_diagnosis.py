@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from horovodish.launcher.status.answers import RankStatus
 from horovodish.launcher.status.diagnosis import diagnosis, what_it_does
 from horovodish.launcher.status.jobs import JobStatus
 from horovodish.launcher.status.show import headlines, text_of
+from horovodish.launcher.status.watch import rates
 
 HOSTS = ("alpha", "alpha", "beta", "beta")
 PAGE = f"1000000000:{'00' * 256}"
@@ -178,6 +180,21 @@ def test_a_rank_that_is_late_in_each_step(seconds: float, line: str) -> None:
 )
 def test_what_a_rank_does(its: RankStatus, text: str) -> None:
     assert what_it_does(its) == text
+
+
+def test_a_hang_counts_as_a_wait_for_the_rank() -> None:
+    """The engine counts waits when they have ended. What it adds then must not be counted twice."""
+
+    def at(seconds: float, *lines: str) -> JobStatus:
+        return job(rank(0, *lines), rank(1), at_seconds=seconds)
+
+    hangs = [
+        at(10.0, "late|1|5", "missing|0|1.0|w|allreduce 'w'|rank 0|rank 1"),
+        at(11.0, "late|1|5", "missing|0|2.0|w|allreduce 'w'|rank 0|rank 1"),
+        at(12.0, "late|1|7.5"),
+    ]
+    shares = [[cells[2] for cells in rates(now, before)] for before, now in itertools.pairwise(hangs)]
+    assert shares == [["0%", "100%"], ["0%", "50%"]]
 
 
 def test_names_cannot_control_the_terminal() -> None:
