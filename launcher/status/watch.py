@@ -122,7 +122,8 @@ def _waited_for(job: JobStatus) -> dict[int, float]:
     for each in job.ranks:
         for rank, late in each.late_seconds.items():
             seconds[rank] += late
-        pending = max((its for its in each.pending if its.process_set == 0), key=lambda its: its.seconds, default=None)
-        for rank in pending.missing if pending else ():
-            seconds[rank] += pending.seconds
+        pending = (its for its in each.pending if its.process_set == 0)
+        if oldest := max(pending, key=lambda its: its.seconds, default=None):
+            for rank in oldest.missing:
+                seconds[rank] += oldest.seconds
     return seconds
