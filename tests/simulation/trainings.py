@@ -18,6 +18,7 @@ import numpy as np
 from simulation.ranks import Wrong
 
 import horovodish as hvd
+from horovodish.collectives import process_sets
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 if HAS_TORCH:  # before a world is there, in which imports would not work
@@ -42,7 +43,7 @@ SHARDS: dict[str, dict[str, Any]] = {
 SYNC = ("local", "post-local", "outer", "fragments", "hosts")
 CODECS = {"int8": 0.004, "int4": 0.06, "onebit": 1.5, "powersgd": 3.0}
 """How far parameters may be from those without a codec, in steps with the largest gradient."""
-WAYS = ("plain", "windows", "late", *SHARDS, *SYNC, *CODECS)
+WAYS = ("plain", "windows", "late", *SHARDS, "sets", *SYNC, *CODECS)
 ELASTIC = ("plain", "windows", *SHARDS, "local", "outer", *CODECS)
 """The others end with a process set, or have no commit to go back to."""
 
@@ -150,6 +151,7 @@ def _options(training: Training, team: Any) -> dict[str, Any]:
     made: dict[str, Callable[[], dict[str, Any]]] = {
         "windows": lambda: {"backward_passes_per_step": every + 1},
         "late": lambda: {"wait_for": max(1, team.size() - 1)},
+        "sets": lambda: {"shard": "gradients", "shard_set": _half(team)},
         "local": lambda: {"sync": hvd_torch.LocalSGD(every)},
         "post-local": lambda: {"sync": hvd_torch.LocalSGD(every, after=2)},
         "outer": lambda: {"sync": hvd_torch.DiLoCo(every, outer)},
@@ -157,6 +159,20 @@ def _options(training: Training, team: Any) -> dict[str, Any]:
         "hosts": lambda: {"sync": hvd_torch.Hierarchical("host", every)},
     }
     return made.get(way, dict)()
+
+
+def _half(team: Any) -> Any:
+    """The half that this rank is in, or all of them if their number is odd."""
+    ranks, half = team.ranks, team.size() // 2
+    if len(ranks) % 2:
+        return team
+    halves = [_set_of(each) for each in (ranks[:half], ranks[half:])]
+    return next((each for each in halves if each.included()), halves[0])
+
+
+def _set_of(ranks: list[int]) -> Any:
+    found = process_sets._set_of(ranks)
+    return hvd.add_process_set(ranks) if found.process_set_id is None else found
 
 
 def _everywhere(name: str, shape: tuple[int, ...]) -> bool:
