@@ -167,7 +167,7 @@ class Examples(FromCode):
 
 
 def as_napoleon_reads(app: Sphinx, what: str, name: str, item: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text, in which napoleon looks for more than is meant."""
+    """Docstrings are plain text, but napoleon reads some of their lines as markup. Escape these lines."""
     section, margin = "", 0
     for number, line in enumerate(lines):
         words, indent = line.strip(), len(line) - len(line.lstrip())
@@ -210,10 +210,16 @@ def reference_to_error(app: Sphinx, env: Any, node: Any, content: nodes.Node) ->
     return domain.resolve_xref(env, node["refdoc"], app.builder, "exc", f"horovodish.{target}", node, content)
 
 
-def inline_pictures(app: Sphinx, document: nodes.document) -> None:
-    """An SVG within the page takes the colours of its theme; as a file it takes those of the system."""
+def pictures_by_theme(app: Sphinx, document: nodes.document) -> None:
+    """Put an SVG into the page, so that it takes the colours of the theme. A PNG has a second file, NAME.dark.png."""
     for image in list(document.findall(nodes.image)):
-        if image["uri"].endswith(".svg") and "://" not in image["uri"]:
+        if image["uri"].endswith(".png") and "://" not in image["uri"]:
+            dark = image.deepcopy()
+            dark["uri"] = image["uri"].removesuffix("png") + "dark.png"
+            image["classes"].append("only-light")
+            dark["classes"].append("only-dark")
+            image.parent.insert(image.parent.index(image) + 1, dark)
+        elif image["uri"].endswith(".svg") and "://" not in image["uri"]:
             svg = (ROOT / "docs" / image["uri"]).read_text()
             frame = f'<div class="picture-frame" role="img" aria-label="{html.escape(image["alt"])}">{svg}</div>'
             image.parent.parent.replace(image.parent, nodes.raw("", frame, format="html"))
@@ -232,5 +238,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", as_napoleon_reads, priority=100)  # before napoleon
     app.connect("autodoc-process-signature", as_users_write)
     app.connect("missing-reference", reference_to_error)
-    app.connect("doctree-read", inline_pictures, priority=100)  # before images are collected
+    app.connect("doctree-read", pictures_by_theme, priority=100)  # before images are collected
     return {"parallel_read_safe": True}

