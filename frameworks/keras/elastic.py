@@ -44,6 +44,7 @@ __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "Upd
 __all__ += elastic.__all__
 
 _REMEDY = "make the same model on every rank, with an Input or built"
+_OPTIMIZER_REMEDY = "before the first commit, call model.optimizer.build(model.trainable_variables)"
 
 
 class KerasState(State):
@@ -122,7 +123,7 @@ class KerasState(State):
                     optimizer.build(value.trainable_variables)
             assign("the model", weights_of(value), weights, _REMEDY)
             for variables, values in zip(_of_optimizers(value), optimizers, strict=True):
-                assign("the model's optimizer", variables, values, _REMEDY)
+                assign("the model's optimizer", variables, values, _OPTIMIZER_REMEDY)
             give_back(keeping_layers_of(value), layers)
         elif not isinstance(value, keras.optimizers.Optimizer):
             super()._give_back(value, kept)

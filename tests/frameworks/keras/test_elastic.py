@@ -127,6 +127,13 @@ def keep_a_model() -> None:
     state.restore()
     assert float(optimizer.learning_rate) == 0.5
 
+    model = compiled()
+    state = hvd.elastic.KerasState(model)
+    state.commit()
+    model.optimizer.build(model.trainable_variables)
+    with pytest.raises(ValueError, match=r"before the first commit, call model\.optimizer\.build\("):
+        state.restore()
+
 
 def test_a_model_is_kept(backend: str) -> None:
     run_ranks(keep_a_model, 1)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import horovodish.torch as hvd
 from horovodish.elastic.memory import Schedule
 from horovodish.elastic.state import _Budget
 from horovodish.gradients import windows
 from horovodish.torch.elastic import TorchState
-from support.documents import python_blocks
-from support.elastic import Scene, run_elastic
 from support.ranks import run_ranks
 from support.scripts import output_of
 from support.sources import ROOT
@@ -210,42 +206,6 @@ def test_an_optimizer_keeps_the_types_of_its_tensors() -> None:
     optimizer.state[parameter]["master"] = torch.zeros(3)
     state.restore()
     same(optimizer.state[parameter]["master"], torch.full((3,), 0.998))
-
-
-def follow_the_guide(scene: Scene) -> list[list[float]]:
-    """An epoch and its evaluation in a block. Process 1 dies in an evaluation, process 2 in the middle of an epoch."""
-    hvd.init()
-    torch.manual_seed(0)
-    inputs = torch.randn(24, 4)
-    dataset = TensorDataset(inputs, inputs.argmax(1))
-    sampler = hvd.elastic.ElasticSampler(dataset)
-    model = nn.Linear(4, 4)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.5), model.named_parameters())
-    calls = 0
-
-    def die(*_: Any) -> None:
-        nonlocal calls
-        calls += model.training
-        if (scene.me, calls, model.training) in ((1, 4, False), (2, 13, True)):
-            scene.die("dies")
-
-    model.register_forward_hook(die)
-    scope = {"test_inputs": inputs, "test_labels": inputs.argmax(1), "loss_of": nn.functional.cross_entropy}
-    loader = DataLoader(dataset, batch_size=4, sampler=sampler)
-    (block,) = (code for code in python_blocks("docs/elastic.md") if "model.eval()" in code)
-    exec(block, {**globals(), **locals(), **scope})
-    return [parameter.flatten().tolist() for parameter in model.parameters()]
-
-
-@pytest.mark.soak
-def test_the_guides_epoch_in_a_block(tmp_path: Path) -> None:
-    ended = run_elastic(follow_the_guide, tmp_path, 3, flags=["--min-np", "1"])
-    assert ended.status == 0, ended.said
-    assert ended.fired == {"dies 1", "dies 2"}
-    assert len(ended.results) == 1
-    errors = re.findall(r"^epoch (\d+): (\d+) errors$", ended.said, re.MULTILINE)
-    assert [int(epoch) for epoch, _ in errors] == list(range(10)), ended.said
-    assert int(errors[-1][1]) < int(errors[0][1])
 
 
 def test_what_cannot_be_kept_is_named() -> None:
