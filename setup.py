@@ -126,7 +126,7 @@ class DistInfo(dist_info):
 
 
 class BuildExt(build_ext):
-    """Keeps the object files. Only those of the bindings differ by interpreter, all others are compiled once."""
+    """Keeps the object files. The bindings are compiled for each interpreter, all other files once."""
 
     def run(self) -> None:
         super().run()

@@ -36,7 +36,7 @@ BLOCK_SECONDS = 0.04
 
 @dataclass(frozen=True)
 class Figures:
-    """Of the calls of one contender."""
+    """How long the calls of one contender took."""
 
     ranks: int
     hosts: int
@@ -113,7 +113,7 @@ def measured(dtype: str, size: int, rounds: int) -> Iterator[Figures]:
 
 
 def bfloat16_over_float32(rounds: int) -> float:
-    """The time of an all-reduce in bfloat16 over that of as many elements in float32."""
+    """The time of an all-reduce in bfloat16, divided by the time for the same number of elements in float32."""
     taking_part = {dtype: ours(dtype, COMPARED_ELEMENTS * DTYPES[dtype][1].itemsize) for dtype in DTYPES}
     seconds = peers.alternate(taking_part, rounds, peers.calls_within(taking_part, 2 * BLOCK_SECONDS, most=200))
     return peers.percentile(seconds["bfloat16"], 50) / peers.percentile(seconds["float32"], 50)

@@ -7,8 +7,9 @@
 
 In a world of one, packing, NCCL's call and unpacking are really executed (HOROVODISH_PLANE=nccl); --timeline FILE
 records them. But NCCL itself launches nothing for a sum in place of one rank, and a kernel of its own for an average:
-the figures of one rank are what the engine costs, those of two ranks what a collective does. Two ranks take turns on
-one GPU, which can be slow: each part does as much as it can in its time. What is printed goes to benchmarks/results/.
+the figures of one rank show what the engine costs, the figures of two ranks what a collective costs. Two ranks take
+turns on one GPU, which can be slow: each part does as much as it can in its time. What is printed goes to
+benchmarks/results/.
 `benchmarks/gpu.sh` runs all of it.
 """
 
@@ -176,7 +177,7 @@ def seconds_until_done(work: Callable[[], object]) -> tuple[float, float]:
 
 
 def median_us(wanted: int, *works: Callable[[], object]) -> list[tuple[float, float]]:
-    """Of each, in turns: microseconds until the host goes on, and until the GPU is done."""
+    """For each of `works`: microseconds until the host goes on, and until the GPU is done. They take turns."""
     for work in works:
         seconds_until_done(work)
     each = sum(seconds_until_done(work)[1] for work in works)

@@ -39,7 +39,7 @@ ROWS = 512
 
 
 def mlp_of_many_rows() -> tuple[Any, Any]:
-    """The layers of mlp on so many rows that there is computation to hide 128 MiB behind."""
+    """The layers of mlp, with enough rows that their computation can hide the transfer of 128 MiB."""
     parameters, _ = mlp()
     return parameters, jnp.ones((ROWS, 2048))
 

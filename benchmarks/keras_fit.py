@@ -21,7 +21,7 @@ import horovodish.keras as hvd
 
 
 class Watch(keras.callbacks.Callback):
-    """Keeps how long each step takes but the first of each epoch, and those of the first epoch of each `fit`."""
+    """Records the time of each step, except the first step of each epoch and the whole first epoch of each `fit`."""
 
     def __init__(self, meets=False):
         super().__init__()

@@ -47,7 +47,7 @@ SOURCES = ["negotiation", "pending", "tensor_table", "request", "rank_set", "tre
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a step at rank 0."""
+    """What a step costs rank 0."""
 
     ranks: int
     ranks_per_host: int

@@ -7,7 +7,7 @@ import recovery
 import torch
 
 restarts, rank, size = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE"))
-# Gloo takes the addresses of the start before for those of this one, unless each start has keys of its own.
+# Each start has keys of its own: otherwise Gloo would connect to the addresses of the start before.
 agents = torch.distributed.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 store = torch.distributed.PrefixStore(f"start {restarts}", agents)
 torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)

@@ -8,7 +8,7 @@ makes it, and `elastic_scripts` is what its ranks run. They note what they see. 
 1. Whenever ranks enter a function or block in a new world, all of them have the same bits.
 2. These are the bits of a commit of that number, or of the beginning. Samples that are done have had their effect.
 3. No newer commit was copied, or held by a rank that is left and has written to nothing since.
-4. At the end the bits are those of an undisturbed run.
+4. At the end the bits are the same as after an undisturbed run.
 5. The job ends, with exit status 0, and leaves nothing behind.
 
 `--seed N --jobs 1` runs a job again. What is found is printed with the seed and the script; `--keep` keeps it, too. The

@@ -5,8 +5,8 @@
 Up to 4 ranks train a PyTorch model. In turn at random, a rank is killed, is stopped or aborts, or there are fewer or
 more slots. Slots rest for a second only, so that there is always somebody to disturb. The exit status is 1 if no step
 is completed for longer than is allowed below, if ranks differ after they have begun again, if the result differs from
-that of an undisturbed run on the same samples, or if the job leaves anything behind or needs more and more memory,
-descriptors or processes.
+the result of an undisturbed run on the same samples, or if the job leaves anything behind or needs more and more
+memory, descriptors or processes.
 """
 
 import argparse
@@ -36,7 +36,7 @@ STEP = re.compile(r"step: (\d+) of (\d+), process (\d+), loss ([0-9.]+(?:e[-+]?[
 
 
 def train(seconds: float) -> None:
-    """What each rank does: the gradient of a step is that of the same samples, however many ranks there are."""
+    """What each rank does. A step has the gradient of the same samples, however many ranks there are."""
     import torch
 
     import horovodish.torch as hvd

@@ -1,6 +1,6 @@
 """TensorFlow training steps, ours beside TensorFlow's own:  horovodish run -np 2 python benchmarks/tensorflow_step.py
 
-Two models with SGD, a step of which is one tf.function, each trained by several contenders in turns:
+Two models with SGD. A step is one tf.function. Several contenders train each model in turns:
 DistributedGradientTape, MultiWorkerMirroredStrategy with its ring (MWMS), and the same step without communication, in
 all ranks at once: `alone`, which is what a step costs at least, and `waiting`, whose ranks meet at a barrier after it.
 Times are of single steps, on all ranks; a ratio below 1 means that ours takes less time.

@@ -49,7 +49,7 @@ def compare_steps(options: argparse.Namespace, contenders: Callable[[str], Parts
 
     Args:
         options: from `options_of`.
-        contenders: gives those of a model, OURS and "alone" among them.
+        contenders: gives the contenders for a model, OURS and "alone" among them.
     """
     say(f"{'model':<12} {'contender':<11} {'min ms':>9} {'p50 ms':>9} {'p99 ms':>9}  ours/peer (p50)")
     for model in options.models:

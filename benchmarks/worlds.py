@@ -2,8 +2,8 @@
 
 Runs allreduce.py in three worlds in turns: two ranks on one host, two hosts with one rank each, and two hosts with two
 ranks each. The hosts are network namespaces, which only root can make. The table has the medians of all turns: our
-time, and our time over that of mpi4py and of gloo in the same turn. Below 1, ours takes less. Other checkouts that have
-a .venv can be measured in the same turns, to look at before and after:
+time, and our time divided by the times of mpi4py and gloo in the same turn. Below 1, ours takes less. Other checkouts
+that have a .venv can be measured in the same turns, to look at before and after:
 
     python benchmarks/worlds.py --turns 5 . ../before
 

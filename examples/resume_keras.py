@@ -46,7 +46,7 @@ else:
     optimizer = hvd.DistributedOptimizer(keras.optimizers.AdamW(rate))
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     random = []
-# Of dropout. Each rank has its own, and a file of Keras has those of rank 0.
+# The seeds of dropout. Each rank has its own, and a file of Keras has only rank 0's.
 seeds = [variable for variable in model.non_trainable_variables if variable.name == "seed_generator_state"]
 for index, seed in enumerate(seeds):
     as_before = len(random) == hvd.size()

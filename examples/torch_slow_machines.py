@@ -27,9 +27,9 @@ LATE_SHARE, LATE_SECONDS = 0.1, 0.05
 def options():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--local-sgd", type=int, metavar="STEPS", help="average the parameters every so many steps")
+    how.add_argument("--local-sgd", type=int, metavar="STEPS", help="average the parameters every STEPS steps")
     how.add_argument("--diloco", type=int, metavar="STEPS", help="likewise, with an outer optimizer and int8")
-    how.add_argument("--wait-for", type=int, metavar="RANKS", help="go on with the gradients of so many ranks")
+    how.add_argument("--wait-for", type=int, metavar="RANKS", help="go on when RANKS ranks have gradients")
     parser.add_argument("--late", action="store_true", help="the last rank sleeps in a tenth of its steps")
     return parser.parse_args()
 

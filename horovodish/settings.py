@@ -414,7 +414,7 @@ WITHOUT_EFFECT = (
     ),
     WithoutEffect(
         "num_nccl_streams",
-        "each GPU has one stream, on which all ranks launch in one order",
+        "each GPU has one stream, and all ranks launch on it in one order",
         variable="HOROVOD_NUM_NCCL_STREAMS",
     ),
     WithoutEffect("gloo_timeout_seconds", _OVER_MPI, variable="HOROVOD_GLOO_TIMEOUT_SECONDS"),

@@ -17,7 +17,7 @@ OF_OTHER_LAUNCHERS = {
     "--nproc-per-node": "did you mean -np, the number of all ranks?",
     "--nnodes": "did you mean --hosts?",
     "--gpus": "did you mean -np? Each rank has one GPU",
-    "--elastic": "did you mean --min-np, the fewest ranks with which the job continues?",
+    "--elastic": "did you mean --min-np, the smallest number of ranks that the job continues with?",
     "-x": "ranks get all of your environment without it",
     "--mca": 'did you mean --mpi-args="--mca ..."?',
 }
@@ -248,7 +248,7 @@ def status_parser() -> Parser:
     statuses = Parser(
         prog="horovodish status",
         description="Shows what each rank of a running job does, and which rank the others wait for.\n"
-        "Call it on the host on which `horovodish run` was started, as the same user.",
+        "Call it on the host where `horovodish run` was started, as the same user.",
     )
     statuses.add_argument(
         "job", nargs="?", default="", metavar="JOB", help="the process of the launcher, or the script"

@@ -116,7 +116,7 @@ class _Suffix(str):
 
 
 _last_of_line: WeakValueDictionary[str, TreePlan] = WeakValueDictionary()
-"""By a line of the source, what was last used of those that it has made."""
+"""The plan that each line of the source used last."""
 
 
 class TreePlan:

@@ -134,7 +134,7 @@ def _elsewhere(
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
     traced: tuple[Traced, ...],
-    why: str = "of other devices than the CPU, horovodish reaches those of CUDA",
+    why: str = "besides CPUs, horovodish reaches only CUDA devices",
 ) -> Sequence[Any]:
     platforms = [platform for platform in ctx.module_context.platforms if platform not in _THROUGH_THE_HOST]
     if platforms:

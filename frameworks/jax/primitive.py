@@ -50,7 +50,7 @@ class Traced:
 
     @property
     def name(self) -> str:
-        """Of the operation, and of all the parts of a tree."""
+        """The name of the operation. The parts of a tree share it."""
         return str(self.operation.name)
 
     def changed(self, **fields: Any) -> Traced:

@@ -140,8 +140,8 @@ def join(device: int = -1) -> int:
     """It is the `join` of the backend's module.
 
     Args:
-        device: the CUDA device with which this rank takes part in collectives of CUDA tensors, if it has used none
-            before; on PyTorch the current one when not given.
+        device: the CUDA device for this rank's part in collectives of CUDA tensors, if it has used none before; on
+            PyTorch the current one when not given.
 
     Example:
         >>> for batch in batches_of_this_rank:  # as many as there are, not equally many on every rank

@@ -2,7 +2,7 @@
 
 The name of the reduction also names its variables. Native code asks for their values in the second execution, and now
 and then later, before it starts the reduction. All that the function writes after the reduction waits for it, see
-`whole_steps.py`, so these are the values with which the gradients were computed.
+`whole_steps.py`, so these are the values that the gradients were computed from.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ PLATFORMS = ("CPU", "CUDA")
 """What a module is for, in the order of the numbers that its main function takes."""
 
 Shape = tuple[int | None, ...]
-"""Of a tensor; None for a dimension that is known only when the module is compiled."""
+"""The shape of a tensor; None for a dimension that is known only when the module is compiled."""
 
 _ELEMENTS = {
     "bool": "i1",
@@ -111,7 +111,7 @@ Value = tuple[str, str]
 """A value's name and its type."""
 
 Attributes = Mapping[str, int | float | str]
-"""Of a call of the engine, by name."""
+"""The attributes of a call of the engine, by name."""
 
 
 class _Body:

@@ -29,7 +29,7 @@ from horovodish.tensorflow.tracing import belonging_to_xla, refuse_xla
 
 _LIBRARY, _TABLE = "libtensorflow_cc.so.2", "_ZN3xla3ffi12GetXlaFfiApiEv"  # xla::ffi::GetXlaFfiApi()
 _MODULE_VERSION = 9
-"""Of `XlaCallModule`; TensorFlow has known it since 2.18."""
+"""The version of `XlaCallModule` that is used here; TensorFlow has known it since 2.18."""
 
 derivatives: dict[str, Callable[..., Sequence[Any]]] = {}
 """By kind of collective, the function that computes its gradients. `autograd.py` fills it."""

@@ -248,7 +248,7 @@ def grouped_reducescatter(
 @documented_as(collectives.join)
 def join(device: int = -1) -> int:
     """Args:
-        device: the CUDA device with which this rank takes part in what the others do with CUDA tensors; the current one
+        device: the CUDA device for this rank's part in the others' collectives of CUDA tensors; the current one
             when not given. It counts only if the rank has used none before, and means nothing without CUDA.
 
     Example:

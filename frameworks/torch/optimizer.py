@@ -106,8 +106,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
     Args:
         optimizer: any optimizer of torch's kind except LBFGS, over parameters in host memory and on the GPU.
-        named_parameters: `model.named_parameters()`: names for messages, and the order in which the gradients are
-            expected (backwards). All parameters of the optimizer must be among them. Without it they are numbered.
+        named_parameters: `model.named_parameters()`: names for messages, and the expected order of the gradients
+            (backwards). All parameters of the optimizer must be among them. Without it they are numbered.
         options: see `TorchOptions`.
 
     Returns:

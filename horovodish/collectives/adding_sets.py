@@ -262,7 +262,7 @@ def _free_region(used: Iterable[Iterable[int]]) -> int:
 
 
 def _communicator(running: Running, added: InUse) -> Intracomm:
-    """Of a set that contains this rank, each of whose ranks must call it."""
+    """Make the communicator of a set that contains this rank. Each rank of the set must call it."""
     assert running.communicator is not None
     world = running.communicator.Get_group()
     group = world.Incl(added.ranks)

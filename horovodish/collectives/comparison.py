@@ -101,7 +101,7 @@ def difference(first: list[Any], other: list[Any], first_rank: int, rank: int) -
 
 
 def _name_and_kind(item: Any) -> tuple[str, str]:
-    """Of "layer.weight of shape (3,)": "layer.weight" and "of shape (3,)"."""
+    """Split "layer.weight of shape (3,)" into "layer.weight" and "of shape (3,)"."""
     if isinstance(item, Named):
         return item.name, item.kind
     name, of, kind = str(item).partition(" of ")

@@ -229,7 +229,7 @@ def counted(kind: str, process_set_id: int) -> int:
     Ranks that have joined count less; `agree_on_counters` makes up for it.
 
     Args:
-        kind: of what is counted.
+        kind: the kind of call that is counted.
         process_set_id: where it happens; counted apart for each.
 
     Returns:

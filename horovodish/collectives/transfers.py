@@ -39,7 +39,7 @@ def send(
         rank: the receiver, a rank of the world and of `process_set`.
         tag: from 0 to 2**32 - 1.
         name: what messages call the operation; None: they name the rank and the tag only.
-        process_set: the order of sends is that of one process set.
+        process_set: sends keep their order within a process set.
         waits: the caller is about to wait.
 
     Returns:

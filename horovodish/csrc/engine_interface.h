@@ -20,7 +20,7 @@ struct Submission {
   Request request;  // its members have the shapes of this rank
   std::vector<Buffer> buffers;  // of the members; without a target if the engine allocates the result
   int process_set = 0;
-  std::string ranks;  // the ranks of the set for which the call was written, as in RankInGroup
+  std::string ranks;  // the ranks of the set that the call was written for, as in RankInGroup
   std::vector<int64_t> splits;  // of an alltoall; empty for even ones
   // Begins a step, and describes parameters for Python, see executions.h. In a reduction, only one operation has it.
   std::string compared;

@@ -82,7 +82,7 @@ def given_back(
         live: the attributes now.
         data: the result of `pickled()` or of a `Held`.
         buffers: likewise.
-        values: tensors to which it refers.
+        values: tensors that it refers to.
 
     Raises:
         ValueError: an attribute cannot go back; the message names it.

@@ -29,7 +29,7 @@ from horovodish.runtime.process import part
 __all__ = ["ObjectState", "State"]
 
 UNSYNCED: Position = (-1, 0, 0)
-"""Of a state before its first sync: no other process takes it."""
+"""The position of a state before its first sync: no other process continues from it."""
 WARN_AFTER_SKIPPED = 1000
 """Warn after this many commits in a row within accumulation windows or rounds of `sync=`: a mistake of the script."""
 
@@ -402,7 +402,7 @@ class _Budget:
 
     @contextlib.contextmanager
     def spent(self) -> Iterator[None]:
-        """The block in which it is done."""
+        """The block that does it."""
         began = time.thread_time()
         yield
         self._cost = time.thread_time() - began

@@ -75,7 +75,7 @@ def _checked_factor(factor: float) -> float:
 
 
 class ReductionOptions(TypedDict, total=False):
-    """Of every function that takes options, such as `horovodish.jax.grad`."""
+    """The options of every function that has any, such as `horovodish.jax.grad`."""
 
     op: Annotated[
         ReduceOp,
@@ -109,7 +109,7 @@ class ReductionOptions(TypedDict, total=False):
 
 
 class OptimizerOptions(ReductionOptions, total=False):
-    """Of all optimizers."""
+    """The options of all optimizers."""
 
     backward_passes_per_step: Annotated[
         int, Option(1, "how many gradients are added up on a rank before their sum is reduced.", checked_passes)
@@ -134,7 +134,7 @@ class ModelOptions(ReductionOptions, total=False):
 
 
 class ShardOptions(TypedDict, total=False):
-    """Of optimizers whose state the ranks can share."""
+    """The options of optimizers whose state the ranks can share."""
 
     shard: Annotated[
         str,
@@ -173,7 +173,7 @@ def _checked_sync(sync: Sync | None) -> Sync | None:
 
 
 class SyncOptions(TypedDict, total=False):
-    """Of optimizers whose ranks may take steps of their own."""
+    """The options of optimizers whose ranks may take steps of their own."""
 
     sync: Annotated[
         Sync | None,
@@ -198,7 +198,7 @@ def checked_count(name: str, least: int, value: int) -> int:
 
 
 class LateOptions(TypedDict, total=False):
-    """Of optimizers whose steps may go on without some ranks."""
+    """The options of optimizers whose steps may go on without some ranks."""
 
     wait_for: Annotated[
         int | None,
@@ -220,15 +220,15 @@ class LateOptions(TypedDict, total=False):
 
 
 class TorchOptions(ModelOptions, OptimizerOptions, ShardOptions, SyncOptions, LateOptions, total=False):
-    """Of optimizers of PyTorch."""
+    """The options of PyTorch's optimizers."""
 
 
 class JaxOptions(OptimizerOptions, ShardOptions, SyncOptions, total=False):
-    """Of optimizers of optax."""
+    """The options of optax's optimizers."""
 
 
 class TapeOptions(ModelOptions, total=False):
-    """Of gradient tapes of TensorFlow."""
+    """The options of TensorFlow's gradient tapes."""
 
     scale_local_gradients: Annotated[
         bool,
@@ -240,7 +240,7 @@ class TapeOptions(ModelOptions, total=False):
 
 
 class KerasOptions(TapeOptions, OptimizerOptions, SyncOptions, total=False):
-    """Of optimizers of Keras and TensorFlow."""
+    """The options of the optimizers of Keras and TensorFlow."""
 
     average_aggregated_gradients: Annotated[
         bool, Option(False, "divide the sum of a window by `backward_passes_per_step`.")

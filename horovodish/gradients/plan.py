@@ -407,7 +407,7 @@ class GradientPlan:
         self._warn(compared(comparison, names, name, process_set, shapes), own, name)
 
     def with_parameters(self, name: str, gradients: Sequence[Any], sources: Sequence[Any], values: Any) -> list[Any]:
-        """The gradients, with which the values of their variables are compared in a program that gets these."""
+        """Return the gradients. A program that gets `values` compares them on all ranks beside the gradients."""
         local = set(map(id, self.local))
         known = enumerate(zip(sources, values, strict=True))
         labelled = [(_label(index, source), value) for index, (source, value) in known if id(source) not in local]
@@ -505,5 +505,5 @@ def name_of(source: Any) -> str:
 
 
 def shape_of(source: Any) -> str:
-    """Of a variable or a tensor; empty for what has none."""
+    """The shape of a variable or a tensor as text; empty for an object without one."""
     return str(getattr(source, "shape", ""))

@@ -38,7 +38,7 @@ def launcher_environment(environ: Mapping[str, str] | None = None) -> LaunchedAs
     """Was this process started by an MPI launcher? Any process can ask; MPI is not touched.
 
     Args:
-        environ: the variables; None takes those of this process.
+        environ: the variables; None takes this process's.
 
     Returns:
         What the launcher says, or None: then this process is a world of one rank and needs no MPI.
@@ -60,7 +60,7 @@ def check_no_other_launcher(environ: Mapping[str, str] | None = None) -> None:
     """Raises if torchrun has started this process and others: MPI would take each for a world of one rank.
 
     Args:
-        environ: the variables; None takes those of this process.
+        environ: the variables; None takes this process's.
 
     Raises:
         LaunchError: that is so.

@@ -20,7 +20,7 @@ _worlds_before = 0
 
 
 def report(failure: bytes) -> bool:
-    """Say with which exception this rank ends. The supervisor never sees a part of it.
+    """Say that this rank ends with this exception. The supervisor never sees a part of it.
 
     Args:
         failure: what `horovodish.launcher.job.outcome.Failure` reads.
@@ -47,7 +47,7 @@ def reached(phase: str, *details: int) -> None:
         phase: "init", "running", "training", "shutdown", "stopped", "regroup", "anew" or "exit";
             `horovodish.launcher.job.waiting` explains them.
         details: with "training", the commit that the rank continues from, and how many steps are repeated; with
-            "exit", the status with which the script ends, 0 if that is not known.
+            "exit", the exit status of the script, 0 if it is not known.
     """
     global _process
     if not is_followed():

@@ -118,7 +118,7 @@ def tolerates_faults(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ranks go on when another one dies: Open MPI's fault tolerance ULFM is on. MPI is not touched.
 
     Args:
-        environ: the variables; None takes those of this process.
+        environ: the variables; None takes this process's.
 
     Example:
         >>> tolerates_faults({"OMPI_MCA_mpi_ft_enable": "1"})
@@ -175,7 +175,7 @@ def private(comm: Any) -> Any:
 
 
 def native_table(comm: Any, generation: int) -> dict[str, int | str | bool]:
-    """The handles and sizes with which the native engine calls MPI without being linked to it. Does not block.
+    """The handles and sizes that the native engine needs to call MPI: it is not linked to it. Does not block.
 
     Args:
         comm: the communicator that the engine will use.

@@ -16,7 +16,7 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 _COUNTS = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15}
 
 _SMALLEST, _LARGEST = 1e-12, 1e24
-"""Of what a quantity can be, in seconds, bytes or pieces."""
+"""The limits of a quantity, in seconds, bytes or pieces."""
 
 
 class QuantityError(ValueError):
@@ -35,7 +35,7 @@ def _parsed(given: Any, units: Mapping[str, float], example: str) -> float:
 
 
 def seconds(given: Any) -> float:
-    """Of "20 us" or "90 ms"."""
+    """Return the seconds of "20 us" or "90 ms"."""
     return _parsed(given, _SECONDS, "20 us, 90 ms or 2 h")
 
 
@@ -52,7 +52,7 @@ def bandwidth(given: Any) -> float:
 
 
 def count(given: Any) -> float:
-    """Of "25.6 M" or 8."""
+    """Return the number that "25.6 M" or 8 stands for."""
     return _parsed(given, _COUNTS, "8, 25.6 M or 7 B")
 
 

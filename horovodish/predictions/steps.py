@@ -67,7 +67,7 @@ class Precision:
 
 
 PRECISIONS = (Precision("as computed"), Precision("bfloat16", 2.0), Precision("int8", 1.02, encodes=True))
-"""The lengths are those of docs/slow_links.md."""
+"""docs/slow_links.md has the same lengths."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of a case.
+    """The simulated step of a case.
 
     Attributes:
         ranks: how many.
@@ -326,7 +326,7 @@ def chunk_bytes(hosts: int, local: int, length: float) -> float:
 
 @lru_cache(maxsize=1 << 14)
 def steps_and_bytes(hosts: int, length: float, *, coded: bool = False) -> tuple[int, float]:
-    """Of the schedule that the engine takes: its steps, and how many times the length a host sends.
+    """Return how many steps the engine's schedule has, and how many bytes a host sends, as a multiple of `length`.
 
     Args:
         hosts: how many exchange the length.

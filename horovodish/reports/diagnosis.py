@@ -98,7 +98,7 @@ def _who_is_late(figures: Figures, share: float) -> str:
             f"it is up to {_seconds(float(own.max()))} late, and {costs}. Look for swapping, for other processes there "
             "and for reads that stall."
         )
-    with_it = "" if reduces.all() else " in which ranks meet"
+    with_it = "" if reduces.all() else " where ranks meet"
     return (
         f"{_named(figures, worst)} comes {_seconds(float(np.median(own[own > 0])))} late in {(own > 0).mean():.0%} of "
         f"the steps{with_it}: {costs}. Compare its processor, disk and batches with another rank's."

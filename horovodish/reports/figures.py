@@ -59,7 +59,7 @@ class TensorFigures:
 
 @dataclass
 class Figures:
-    """Of one world: of the ranks between one `init()` and its end.
+    """The figures of one world, from its `init()` to its end.
 
     Attributes:
         records: of the ranks, in their order.

@@ -102,7 +102,7 @@ class RankRecords:
 
     @property
     def rank(self) -> int:
-        """Of the world."""
+        """The rank in the world."""
         return int(self.about["rank"])
 
 

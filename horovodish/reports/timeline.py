@@ -114,7 +114,7 @@ def mark(name: str) -> None:
 
 
 def _about(running: Running) -> str:
-    """The JSON object with which records begin."""
+    """The JSON object at the beginning of records."""
     topology, usual = running.topology, Settings()
     changed = {key: value for key, value in asdict(running.settings).items() if value != getattr(usual, key)}
     modules = ("numpy", *FRAMEWORKS)

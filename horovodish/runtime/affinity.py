@@ -1,4 +1,4 @@
-"""On which cores the threads of the engine run, where the user has chosen them."""
+"""The cores of the engine's threads, where the user has chosen them."""
 
 import contextlib
 import os

@@ -53,7 +53,7 @@ _LEFT_REMEDY = (
 
 @dataclass
 class _Life:
-    """Of the engine in this process.
+    """The life of the engine in this process.
 
     Attributes:
         running: between `init()` and `shutdown()`.

@@ -81,7 +81,7 @@ class Agent:
 
     Args:
         link: to the meeting.
-        parent: the process with which the agent ends; 0: none.
+        parent: the agent ends when this process ends; 0: none.
     """
 
     def __init__(self, link: TcpSupervisorEnd, parent: int = 0) -> None:
@@ -277,7 +277,7 @@ def join(contact: str, number: int, slots: int, parent: int = 0) -> str:
         contact: of the meeting.
         number: agents are ordered by it.
         slots: for how many ranks the agent stands.
-        parent: the process with which the agent ends; 0: none.
+        parent: the agent ends when this process ends; 0: none.
 
     Raises:
         OSError: the meeting cannot be reached.

@@ -141,7 +141,7 @@ def _running(program: str, environ: Mapping[str, str]) -> Iterator[subprocess.Po
     finally:
         guard.stdin.close()
         guard.wait()
-        process.wait()  # not before: its number is that of the group
+        process.wait()  # not before: the group has its number
         for file in (process.stdin, process.stdout, process.stderr):
             if file:
                 file.close()

@@ -1,4 +1,4 @@
-"""The slots on which the next ranks of an elastic job can run."""
+"""The slots for the next ranks of an elastic job."""
 
 from collections import Counter
 from dataclasses import replace

@@ -137,7 +137,7 @@ class Job:
         )
         self._links: dict[LauncherEnd, tuple[int, int]] = {}  # the file to watch, and the events to watch it for
         self._hellos: dict[int, Hello] = {}
-        self._left_with: dict[int, int] = {}  # the statuses with which the scripts of ranks have ended; 0: not known
+        self._left_with: dict[int, int] = {}  # exit statuses of the ranks' scripts; 0: not known
         self._killed: dict[int, str] = {}  # ranks of an elastic job, for their own fault, and why
         self._has_begun = False
         self._endings: list[Ending] = []

@@ -132,7 +132,7 @@ class Waiting:
         # What `python - < train.py` looks like: the other ranks run an empty script.
         of_stdin = " (only rank 0 reads stdin: start a script from a file)" if waiting == [0] else ""
         return (
-            f"{self._named(left)} ended with exit status 0 without init(), in which {ranks_in_words(waiting)} "
+            f"{self._named(left)} ended with exit status 0 without init(), where {ranks_in_words(waiting)} "
             f"{'waits' if len(waiting) == 1 else 'wait'} for it. Remedy: let every rank call init(), or none{of_stdin}"
         )
 

@@ -50,7 +50,7 @@ def supervisor_command(folder: Path, rank_variable: str, segments_variable: str,
 
 
 def socket_path(run_dir: Path) -> Path:
-    """The Unix socket on which supervisors of this host report."""
+    """The Unix socket where supervisors of this host report."""
     return run_dir / "launcher.socket"
 
 

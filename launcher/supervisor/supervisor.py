@@ -70,7 +70,7 @@ LAUNCHER_VARIABLE = "HOROVODISH_LAUNCHER"
 RUN_DIR_VARIABLE = "HOROVODISH_RUN_DIR"
 PROCESS_VARIABLE = "HOROVODISH_SUPERVISOR_PROCESS"
 STATE_FOLDER_VARIABLE = "HOROVODISH_STATE_FOLDER"
-"""Of an elastic job: a folder that contains one folder per host."""
+"""Names the state folder of an elastic job, which contains one folder per host."""
 
 GRACE_SECONDS = 2.0
 """How long a rank may take to end after SIGTERM when the launcher is not there to kill it."""

@@ -97,7 +97,7 @@ def commit_fault(scene: Scene, state: ObjectState, fault: str, victim: int) -> N
             if is_victim:
                 scene.die(fault)
             receive(ARRAYS, np.empty(1)).wait()
-        case "negotiating":  # this rank's part is announced, and that of some rank is not
+        case "negotiating":  # this rank's part is announced, and some other rank's is not
             if is_victim:
                 handle = hvd.allreduce_async(np.ones(3), name="half announced")
                 assert not handle.poll()
@@ -141,7 +141,7 @@ def commit_fault(scene: Scene, state: ObjectState, fault: str, victim: int) -> N
 
 
 def check(ended: Ended, faults: Faults, results: int) -> None:
-    """The work was done, by so many ranks at its end."""
+    """The work was done, and this many ranks were there at its end."""
     assert ended.status == 0, ended.said
     assert ended.fired >= {f"{fault} {victim}" for fault, victim, _ in faults if fault != "wakes"}, ended.said
     assert len(ended.results) == results, ended.said
@@ -266,7 +266,7 @@ NEW_PROCESSES: list[tuple[int, Faults, str]] = [
 
 @pytest.mark.parametrize(("least", "faults", "copies"), NEW_PROCESSES, ids=str)
 def test_new_processes_go_on(least: int, faults: Faults, copies: str, tmp_path: Path) -> None:
-    """Too few are left, one of which dies in the middle of a copy; one dies while the others begin again."""
+    """Too few are left, and one of them dies in the middle of a copy; one dies while the others begin again."""
     flags, env = ["--min-np", str(least)], {COPIES_VARIABLE: copies}
     ended = run_elastic(train_with_faults, tmp_path, 3, faults, flags=flags, env=env)
     check(ended, faults, len(ended.results))

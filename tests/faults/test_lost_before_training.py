@@ -125,7 +125,7 @@ def train(scene: Scene, what: str, place: str, seed: int) -> dict[str, Any]:
 
 
 def check(ended: Ended, place: str) -> int:
-    """The ranks that have come to their ends have the same bits, those of one process. Returns how many they are."""
+    """Check that the ranks that came to their ends have the bits of one process. Return how many they are."""
     assert ended.status == 0, ended.said
     assert ended.fired == {f"{place} 1"}, ended.said
     last = max(result["start"] for result in ended.results)

@@ -30,7 +30,7 @@ def gradients(model: torch.nn.Module, step: int) -> None:
 
 
 def train_in_rounds(scene: Scene, policy: str, faults: Faults, left: int) -> dict[str, Any]:
-    """Trains until so many of the first processes are left."""
+    """Trains until this many of the first processes are left."""
     hvd.init()
     model = digits_model()
     sync: hvd.Sync = hvd.LocalSGD(EVERY, after=2) if policy == "LocalSGD" else hvd.DiLoCo(EVERY)
@@ -65,7 +65,7 @@ def train_in_rounds(scene: Scene, policy: str, faults: Faults, left: int) -> dic
 
 
 def check(results: list[dict[str, Any]], policy: str) -> None:
-    """All ranks that are left have the same bits, and those of one process within rounding."""
+    """All ranks that are left have the same bits, and within rounding the values of one process."""
     steps = results[0]["steps"]
     model = digits_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

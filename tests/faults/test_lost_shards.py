@@ -39,7 +39,7 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 
 def train_with_shards(scene: Scene, options: dict[str, Any], faults: Faults, left: int) -> dict[str, Any]:
-    """Trains until so many of the first processes are left."""
+    """Trains until this many of the first processes are left."""
     hvd.init()
     model, plain = made()
     optimizer: Any = hvd.DistributedOptimizer(plain, model.named_parameters(), **options)
@@ -92,7 +92,7 @@ def bring_on(scene: Scene, fault: str) -> None:
 
 
 def check(results: list[dict[str, Any]], size: int) -> None:
-    """All ranks that are left have the same bits, and those of one process within rounding."""
+    """All ranks that are left have the same bits, and within rounding the values of one process."""
     model, optimizer = made()
     for step in range(results[0]["steps"]):
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Three frameworks in one world: an operation is known by its name, and settings are those of init()."""
+"""Three frameworks in one world: an operation is known by its name, and settings are read in init()."""
 
 from __future__ import annotations
 

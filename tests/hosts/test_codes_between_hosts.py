@@ -11,7 +11,7 @@ from support.hosts import hosts, limit_links, run_on_hosts
 
 LENGTHS = {"a": 700_001, "b": 5_003}
 STEPS = 4
-# With zeros, so many steps leave less than 1e-7 of what is kept.
+# After this many steps with zeros, less than 1e-7 of the errors is left.
 FLUSHES = {"int8": 4, "int4": 9, "topk": 3, "randomk": 40}
 SENT_ELEMENTS = 4 << 20
 

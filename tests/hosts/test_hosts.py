@@ -39,7 +39,7 @@ def three_hosts() -> Iterator[Hosts]:
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=str)
 def layout(request: pytest.FixtureRequest) -> list[int]:
-    """Of module scope, so that the tests of a layout follow each other and use the same ranks."""
+    """The scope is the module, so that the tests of a layout follow each other and use the same ranks."""
     return request.param
 
 

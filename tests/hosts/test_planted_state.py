@@ -1,4 +1,4 @@
-"""A second user of another host has made the folder in which an elastic job would keep its state there."""
+"""A second user of another host has made the folder where an elastic job would keep its state there."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_bad_setting_is_refused_by_its_flag() -> None:
         parsed("-np", "1", "--plane", "ring", "true")
 
 
-# Those of Horovod 0.28.1, with values.
+# The flags of Horovod 0.28.1, with values.
 HOROVODRUN = """-np 2|--num-proc 2|-p 22|--ssh-port 22|-H a:2|--hosts a:2|--network-interfaces lo|--network-interface lo
 --output-filename o|--verbose|--disable-cache|--start-timeout 9|--fusion-threshold-mb 32|--cycle-time-ms 5
 --cache-capacity 9|--hierarchical-allreduce|--no-hierarchical-allreduce|--hierarchical-allgather

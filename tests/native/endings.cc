@@ -105,7 +105,7 @@ void block_all_completions() {
   CHECK(ended == kBlocked);
 }
 
-// A rank ends its part in a process set in which every rank has operations under way. They fail on every rank, the global set goes
+// A rank ends its part in a process set while every rank has operations under way there. They fail on every rank, the global set goes
 // on, and a new set may then have the memory of the old one.
 void retire_under_operations(int ranks) {
   constexpr int kRetired = 1, kNext = 2;

@@ -18,7 +18,7 @@ TWO_ON_A_HOST = Topology(1, ((0, 1), (2,)))
 
 
 def cores_of_threads() -> tuple[set[int], set[int]]:
-    """Those of the engine's own thread, and those of this one."""
+    """The cores of the engine's own thread, and the cores of this one."""
     hvd.init()
     return os.sched_getaffinity(engine_thread()), os.sched_getaffinity(0)
 
@@ -31,7 +31,7 @@ def test_each_local_rank_has_its_core() -> None:
 
 
 def cores_of_nccls_threads() -> dict[str, set[int]]:
-    """Those of the threads that NCCL has started, all from the engine's thread: nobody waits, and so nobody drives."""
+    """The cores of NCCL's threads. The engine's thread has started all of them, because no waiting thread drives it."""
     hvd.init()
     gpu = Gpu()
     values = np.ones(3)

@@ -1,4 +1,4 @@
-"""Every collective gives the bits that were recorded, on ranks of one host and on ranks each of which is a host."""
+"""Every collective gives the bits that were recorded, on ranks of one host and on ranks that are a host each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes travel between hosts: the bits are those of a model on every rank, and what is left out is sent later.
+"""Codes travel between hosts: every rank has the bits of a model, and what is left out is sent later.
 
 On the plane "mpi_ring" every rank is a host.
 """
@@ -113,7 +113,7 @@ def test_dtypes_scales_joins_and_process_sets() -> None:
 
 @on_ranks((2, PLANE))
 def test_the_report_and_the_timeline(tmp_path: Path) -> None:
-    """Of two steps: what travels of tensors in one bucket, and the norms of the first step."""
+    """After two steps: what tensors of one bucket have sent, and the norms of the first step."""
     assert str(hvd.compression_report()).startswith("nothing was encoded: no tensor was reduced with a codec")
     model = Model("int8", 2)
     trace = tmp_path / "trace.json"

@@ -165,7 +165,7 @@ def test_disagreement(about: str) -> None:
 
 @on_ranks(2, 3, planes=PLANES)
 def test_a_gather_of_many_tensors() -> None:
-    """Of different lengths, also none, each in more messages than are sent at once, and more tensors than that."""
+    """Tensors of different lengths, also none: more tensors than messages are sent at once, in more messages each."""
     group = [values("float32", ((hvd.rank() + i) % 4 * 200_003, 2), hvd.rank()) for i in range(9)]
     for i, gathered in enumerate(hvd.grouped_allgather(group)):
         of_ranks = [values("float32", ((rank + i) % 4 * 200_003, 2), rank) for rank in range(hvd.size())]

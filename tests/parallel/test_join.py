@@ -23,7 +23,7 @@ MAGNITUDE = 10.0
 
 @on_ranks(1, 3, 4, planes=PLANES)
 def test_ranks_join_in_any_order() -> None:
-    """In six of the orders, if there are so many."""
+    """In six of the orders, or in all if there are fewer."""
     orders = list(permutations(range(hvd.size())))
     for order in orders[:: max(1, len(orders) // 6)]:
         join_in_order(order)

@@ -69,7 +69,7 @@ class Job:
         in_same_processes: whether MPI can go on without a lost rank.
         phases: how many states it trains, one after the other.
         steps: how many it trains in a phase.
-        every: after so many steps it commits.
+        every: it commits after this many steps.
         in_blocks: it trains in blocks of `attempt`, and not in a function for `run`.
         in_place: the state is written to, and not replaced.
         is_shared: the phases have a model in common.
@@ -216,7 +216,7 @@ class Model:
 
     Attributes:
         total: of the values of all steps.
-        trail: the steps, and the worlds in which they were made.
+        trail: the steps, each with its world.
     """
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ class _Phase:
         self._will_commit()
 
     def _begin(self) -> None:
-        """Wherever training begins again, the state is that of a commit."""
+        """Wherever training begins again, the state comes from a commit."""
         self.has_ended = False
         self._check()
         trail = self.before.model.trail if self.job.is_shared and self.before else 0
@@ -429,7 +429,7 @@ class _Phase:
         return its.team
 
     def _check(self) -> None:
-        """The state is that of a whole number of steps."""
+        """The state has a whole number of steps."""
         state, right = self.state, total_of(self.state.step)
         whole = right + self.number * total_of(self.job.steps) if self.job.is_shared else right
         if self.job.deals_samples:

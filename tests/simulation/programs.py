@@ -27,7 +27,7 @@ LAYOUTS = [
     *([[0, 1]], [[0, 1, 2]], [[0, 1, 2, 3]], [[0], [1]], [[0], [1], [2]]),
     *([[0, 1], [2]], [[0, 1], [2, 3]], [[0, 1, 2], [3, 4]], [[0, 1], [2, 3], [4, 5]]),
 ]
-ROWS = (1, 3, 40, 3000)  # of which some need several chunks
+ROWS = (1, 3, 40, 3000)  # some need several chunks
 LATEST_EVENT = 600
 CODECS = {
     "int8": (Compression.int8, 1 / 254),
@@ -76,7 +76,7 @@ class Program:
 
     Attributes:
         hosts: the ranks of each.
-        teams: process sets beside that of all ranks.
+        teams: process sets besides the set of all ranks.
         steps: of every rank, in this order.
         ends: by rank, after how many steps it joins; None: after all of them.
         leaves, raises: a rank and the step before which it ends its script, in order or with an error.

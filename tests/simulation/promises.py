@@ -31,7 +31,7 @@ class Content(NamedTuple):
 
     Attributes:
         step: how many steps it counts.
-        trail: the steps and the worlds in which they were made.
+        trail: the steps, each with its world.
     """
 
     step: int

@@ -20,7 +20,7 @@ class Wrong(AssertionError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a rank when so many events have passed.
+    """What happens to a rank after a number of events.
 
     Attributes:
         event: the number of the event, after the mark if there is one.
@@ -31,7 +31,7 @@ class Fault:
         other: another rank; -1 where there is none.
         seconds: how long it lasts.
         count: of slots.
-        mark: so many ranks have come to the end of a phase; 0: that does not matter.
+        mark: only when this many ranks have come to the end of a phase; 0: at once.
     """
 
     event: int

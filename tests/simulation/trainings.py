@@ -31,7 +31,7 @@ SHAPES = ((7,), (12, 31), (4, 3))
 RATE, MOMENTUM, BETAS, EPSILON = 2.0**-10, 0.5, (0.75, 0.875), 1e-8
 OUTER_RATE, OUTER_MOMENTUM = 0.5, 0.75
 LARGEST = 3 * 420
-"""Of the average gradient."""
+"""The largest element of the average gradient."""
 Arrays = list[np.ndarray]
 
 INNER = ("sgd", "momentum", "adam")
@@ -75,7 +75,7 @@ class Training:
         ]
 
     def gradients(self, rank: int, size: int, step: int) -> Arrays:
-        """Those of a rank among as many. Their average is computed without rounding, whatever the size is."""
+        """The gradients of a rank among `size`. Their average is computed without rounding, whatever the size is."""
         share = 1 if self.way == "late" else 2 * (rank + 1) / (size + 1)
         return [each * share for each in self.averages(step)]
 
@@ -203,7 +203,7 @@ class _Replica:
 
 
 class _Round(NamedTuple):
-    """Of one parameter: where its round began, and what lands later.
+    """Where the round of one parameter began, and what lands later.
 
     Attributes:
         start: its value there.
@@ -233,14 +233,14 @@ class Expected:
         self._after = [self._values()]
 
     def after(self, steps: int, place: int = 0) -> Arrays:
-        """The parameters of a rank after so many steps."""
+        """The parameters of a rank after this many steps."""
         while len(self._after) <= steps:
             self._step(len(self._after) - 1)
             self._after.append(self._values())
         return self._after[steps][place % len(self._replicas)]
 
     def ended(self, steps: int) -> Arrays:
-        """The parameters of all ranks after so many steps, which must be the last ones, and the end of the round."""
+        """The parameters of all ranks after this many steps, which must be the last ones, and the end of the round."""
         self.after(steps)
         last = copy.deepcopy(self)
         for place, its in self._rounds.items():

@@ -23,7 +23,7 @@ def follows_the_model(step: Callable[[Floats], tuple[Any, Any]], exact_steps: in
     Args:
         step: an optimizer's step with a gradient of the parameter "weight" of `SHAPE`; gives the average of all ranks,
             and the error that is left on this one.
-        exact_steps: so many steps begin with exact averages.
+        exact_steps: this many steps at the beginning have exact averages.
     """
     factor: Doubles = np.float64(LowRank.begun(np, powersgd(RANK, where=lambda *_: True), "weight", SHAPE).draw)
     errors, lost = np.zeros((hvd.size(), *MATRIX)), np.zeros(MATRIX)

@@ -16,7 +16,7 @@ from support.model import FLOATS, Array, values
 TABLE = Path(__file__).with_name("bits.json")
 LENGTHS = [1, 7, 4097, 300_007]
 WORLDS = [(1, "auto"), *((np, plane) for np in (2, 3, 4) for plane in ("auto", "mpi_ring"))]
-"""Those of this machine alone. With `mpi_ring` each rank is a host."""
+"""The worlds on this machine alone. With `mpi_ring` each rank is a host."""
 LAYOUTS = [[1, 1], [2, 2], [2, 1, 2]]
 """Ranks of each host."""
 ENVIRONMENT = {"HOROVODISH_RING_SEGMENT_KB": "252"}

@@ -27,7 +27,7 @@ SHARE = 0.5
 PIECE, TILE = 64 << 10, 4096
 ELEMENTS = 30_001
 STEPS, FLUSHES = 4, 4
-"""After so many steps with zeros, less than 1e-7 of the errors of int8 are left."""
+"""After this many steps with zeros, less than 1e-7 of the errors of int8 are left."""
 
 
 def loses_nothing(step: Callable[[Floats], object], process_set: ProcessSet = global_process_set) -> None:

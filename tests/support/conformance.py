@@ -40,7 +40,7 @@ LOST_IN_STEP = 4
 
 
 def parameters(seed: int) -> dict[str, Array]:
-    """Of the network that is trained here."""
+    """The parameters of the network that is trained here."""
     random = np.random.default_rng(seed)
     return {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in SHAPES.items()}
 
@@ -68,7 +68,7 @@ class Conformance(ABC):
 
     @abstractmethod
     def tensor(self, array: Array) -> Any:
-        """A tensor with a copy of an array's values; bfloat16 is that of ml_dtypes."""
+        """A tensor with a copy of an array's values; arrays of bfloat16 have the dtype of ml_dtypes."""
 
     @abstractmethod
     def array(self, tensor: Any) -> Array:
@@ -313,7 +313,7 @@ class Conformance(ABC):
         assert self.array(ones).tolist() == [hvd.size()] * 2
 
     def check_mistakes_in_options_have_the_words_of_every_framework(self) -> None:
-        """They are those of the core."""
+        """They are the core's."""
         model = self.model(parameters(seed=0))
         wrong: list[dict[str, Any]] = [{"op": "mean"}, {"compression": "fp16"}, {"process_set": [0]}]
         for options in wrong:

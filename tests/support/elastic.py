@@ -134,7 +134,7 @@ class Scene:
         setattr(module, function, first)
 
     def pid(self, rank: int) -> int:
-        """Of one of the processes that were started with this one, which has come to its scene."""
+        """The process number of this rank, which was started with this process and has come to its scene."""
         file = self._folder / f"pid-{self.start}-{rank}"
         wait_until(file.exists)
         return int(file.read_text())

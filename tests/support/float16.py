@@ -39,6 +39,6 @@ def large_float16_numbers_stay_finite() -> None:
             assert np.isfinite(result).all()
     small = np.full(1000, 2.0**-13, np.float16)  # the average has its digits where there are many partial results
     np.testing.assert_array_equal(hvd.allreduce(small, name="small", op=hvd.Average), small)
-    # bfloat16 has the range of float32, in which every plane adds.
+    # Every plane adds in float32, which has the range of bfloat16.
     brain = np.full(3000, 1e38, ml_dtypes.bfloat16)
     assert (hvd.allreduce(brain / size, name="brain", op=hvd.Average) == brain / size).all()

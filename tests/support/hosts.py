@@ -1,6 +1,6 @@
 """`run_on_hosts`: as `run_ranks`, on several hosts that are network namespaces of this machine, joined by a bridge.
 
-Each host has a network address and a hostname of its own, so that MPI takes its ranks for those of another machine and
+Each host has a network address and a hostname of its own, so that MPI takes its ranks for ranks of another machine and
 sends what goes between hosts over a link, whose bytes are counted. It needs root and iproute2's `ip`.
 """
 

@@ -78,7 +78,7 @@ def fit(
 
 
 def examples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of this rank."""
+    """The examples of this rank."""
     x = np.random.default_rng(hvd.rank()).normal(size=(count, 6)).astype("float32")
     return x, np.stack([x.sum(1), x.prod(1)], 1)
 

@@ -81,7 +81,7 @@ def difference(result: Array, expected: Array, scale: float) -> str:
     if result.dtype.kind in "biu":
         wrong = np.flatnonzero(result != expected)
     else:
-        # Four ranks are added in three steps, each of which may round by half a unit in the last place.
+        # Four ranks are added in three steps. Each may round by half a unit in the last place.
         bound = 4 * float(ml_dtypes.finfo(result.dtype).eps) * scale
         error = np.abs(result.astype(np.float64) - expected)
         wrong = np.flatnonzero(~(error <= bound) & ~(np.isnan(expected) & np.isnan(result.astype(np.float64))))

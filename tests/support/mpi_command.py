@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 MEMORY_VARIABLE = "OMPI_MCA_btl_sm_backing_directory"
-"""Names the folder in which Open MPI's ranks have the memory that they share."""
+"""Names the folder of the memory that Open MPI's ranks share."""
 
 
 @functools.cache

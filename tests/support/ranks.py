@@ -57,7 +57,7 @@ def run_ranks(
         np: the number of ranks.
         args: what to call it with; anything that can be pickled.
         timeout: seconds until the ranks that still run count as hung.
-        env: variables to set in the ranks besides those of this process. Those of horovodish, which it reads in
+        env: variables to set in the ranks besides this process's. The settings of horovodish, which it reads in
             `init()`, are set for the call; with any other one the processes are fresh.
         command: starts `np` times the program that is appended to it; MPI's launcher when not given.
         fresh: whether the processes are new ones that end with this call: for what matters before the first `init()`
@@ -91,7 +91,7 @@ def run_ranks(
 
 
 def let_idle_ranks_leave(word: str = "") -> None:
-    """Ends the worlds that wait for the next call, if that word is among those of their command."""
+    """Ends the worlds that wait for the next call, if their command has this word."""
     for kind in list(_idle):
         if not word or word in kind[0]:
             _idle.pop(kind).leave()

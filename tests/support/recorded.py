@@ -60,12 +60,12 @@ def write_run(
         work: how long a rank computes in a step, in milliseconds.
         buckets: what it reduces.
         steps, ranks, hosts: how many, and which ranks a host has.
-        phase: in which phase the engine spends its time.
+        phase: where the engine spends its time.
         begun: what tells runs apart.
         name: of the files.
         killed: ranks whose records have no end.
-        every: the ranks reduce in one of so many steps.
-        burst: one step reduces its last bucket so many times more.
+        every: the ranks reduce once in this many steps.
+        burst: one step reduces its last bucket this many times more.
         offset: the first rank.
         buckets_of: a process set, as the names of its tracks begin.
 

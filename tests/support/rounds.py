@@ -38,7 +38,7 @@ class Played:
         self._shifts = self.shifts or [0] * len(self.common)
 
     def step(self, gradients: Callable[[nn.Module, int], None]) -> None:
-        """One step of all ranks. `gradients(model, rank)` computes those of a rank."""
+        """One step of all ranks. `gradients(model, rank)` computes the gradients of a rank."""
         for rank, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             optimizer.zero_grad()
             gradients(model, rank)

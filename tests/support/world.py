@@ -63,7 +63,7 @@ class World:
         size: how many ranks there are.
         is_over: whether they have ended.
         mpi_output: what mpirun has printed, once they have ended.
-        mpi_status: that of mpirun, once they have ended.
+        mpi_status: the exit status of mpirun, once they have ended.
     """
 
     def __init__(self, command: list[str], size: int, env: Mapping[str, str], *, stops_at_failure: bool) -> None:
@@ -72,7 +72,7 @@ class World:
         Args:
             command: starts `size` times the program that is appended to it.
             size: how many ranks there are.
-            env: variables to set in the ranks besides those of this process.
+            env: variables to set in the ranks besides this process's.
             stops_at_failure: whether a rank that fails ends the others.
         """
         self.size = size

@@ -28,7 +28,7 @@ FLOORS = (
     {"process_api"},
     {"__init__", "as_horovod"},
 )
-"""The folders and files of the core. Each needs only those of the floors before its own."""
+"""The folders and files of the core. Each needs only folders and files of the floors before its own."""
 CORE_NEEDS = {"horovodish", "numpy"}
 CORE_IMPORTS_WHEN_USED = {
     "run_function.py": {"horovodish.launcher.function"},
@@ -104,7 +104,7 @@ def third_party(modules: set[str]) -> set[str]:
 
 
 def when_used(source: str, modules: set[str]) -> set[str]:
-    """Those of the modules that the source imports nowhere but inside of functions."""
+    """Return the modules that the source imports only inside of functions."""
     return modules - imports(source, inside_functions=False)
 
 
@@ -216,7 +216,7 @@ def test_a_cluster_needs_no_framework_and_nobody_needs_a_cluster() -> None:
 
 
 def test_init_alone_reads_the_settings() -> None:
-    """All others take those of the running engine, which the ranks have compared. MPI starts before there is one."""
+    """All others read the running engine's settings, which the ranks have compared. MPI starts before the engine."""
     readers = [path for path in (*python_files(CORE), *python_files(FRAMEWORKS)) if loads_settings(path.read_text())]
     assert list(map(name_of, readers)) == ["horovodish/mpi/late_ranks.py", "horovodish/runtime/starting.py"]
 

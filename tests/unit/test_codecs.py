@@ -41,7 +41,7 @@ def planes(symbols: Any, bits: int) -> bytes:
 
 
 def stepped(values: Floats, levels: int, mask: int = 0xFFFFFFFF) -> tuple[np.float32, Any]:
-    """The scale, of whose bits those of the mask travel, and whole multiples of it."""
+    """The scale, with only the bits of `mask`, and whole multiples of it."""
     most = LARGEST / np.float32(levels) * (1 - EPSILON)
     exact: Floats = np.minimum(np.abs(values).max(keepdims=True) / np.float32(levels), most)
     scale = (exact.view(np.uint32) & np.uint32(mask)).view(np.float32)[0]

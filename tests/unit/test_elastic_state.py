@@ -212,7 +212,7 @@ def raise_things() -> list[str]:
 
 
 class Named(State):
-    """Refers to arrays of NumPy, as other classes do to tensors of which they can tell whether they were written to."""
+    """Refers to arrays of NumPy, as other classes refer to tensors that tell whether they were written to."""
 
     def __init__(self, **attributes: Any) -> None:
         self._sums = 0
@@ -296,7 +296,7 @@ def test_within_a_window_of_accumulation_nothing_is_committed() -> None:
 
 @on_ranks(3)
 def test_sync() -> None:
-    """All ranks get the newest commit of any of them, in every way in which it can be had."""
+    """All ranks get the newest commit of any of them, whatever way it takes."""
     rank = hvd.rank()
     loaded: list[str] = []
 

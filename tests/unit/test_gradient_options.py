@@ -89,7 +89,7 @@ def wrap(optimizer: str, *in_order: object, named: bool = False, **options: Any)
 
     Args:
         optimizer: any.
-        options: those of `TorchOptions`.
+        options: see `TorchOptions`.
 
     Example:
         >>> wrap("sgd")

@@ -155,7 +155,7 @@ def test_strangers_in_any_number_do_not_keep_the_ranks_apart() -> None:
 
 
 class WithAPeerThatLeaves(World):
-    """Of two ranks, the other one connects, or not even that, and is gone."""
+    """A world of two ranks: the other rank connects and leaves, or leaves at once."""
 
     def __init__(self, *, dials: bool) -> None:
         super().__init__(2)
@@ -215,7 +215,7 @@ def test_one_limit_for_all_of_them_however_often_somebody_connects() -> None:
 
 
 class WithAPretender(World):
-    """Of two ranks, the other one knows the secret and says that it is each of `said`, one after the other."""
+    """A world of two ranks: the other one knows the secret, and claims to be each of `said`, one after the other."""
 
     def __init__(self, *said: int):
         super().__init__(2)
@@ -273,7 +273,7 @@ def test_memory_is_not_sent_to_another_user(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Watched(World):
-    """A second user, who even knows the secrets, dials each rank, and offers memory as that of the last rank."""
+    """A second user, who even knows the secrets, dials each rank, and offers memory as if it were the last rank."""
 
     def before_they_meet(self) -> None:
         self.strangers = []

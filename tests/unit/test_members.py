@@ -511,7 +511,7 @@ def test_a_call_cannot_be_taken_back_where_mpi_does_not_begin_again() -> None:
 
 
 def test_ranks_whose_scripts_have_ended_are_ended_if_they_wait_for_a_lost_one() -> None:
-    """Those that have trained end by themselves, and may take their time."""
+    """Ranks that have trained end by themselves, and may take their time."""
     for have_state in (False, True):
         made = Members(2, 1, True, GATHERING_SECONDS, STOPPED_SECONDS)
         made.take_orders(0.0)

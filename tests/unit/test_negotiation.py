@@ -148,7 +148,7 @@ class Attempts:
 def test_what_is_left_of_a_family_that_failed_meets_nothing(
     tree: tuple[int, int, int], cache_capacity: int, data: st.DataObject
 ) -> None:
-    """Every rank has other operations, one of which they disagree about; then all have all of them."""
+    """Each rank has operations of its own, and the ranks disagree about one; then all ranks have all of them."""
     size, arity, seed = tree
     network = Network(max(size, 2), arity, seed, cache_capacity)
     names = ["a", "b", "c", "d"]
@@ -178,7 +178,7 @@ def test_what_is_left_of_a_family_that_failed_meets_nothing(
 @settings(max_examples=200)
 @given(trees, st.data())
 def test_what_is_of_no_family_on_some_ranks_stays(tree: tuple[int, int, int], data: st.DataObject) -> None:
-    """As where a rank calls outside of the function in which others call the same: it does not do it again."""
+    """A rank calls outside of a function, and the others call the same inside: this rank does not call again."""
     size, arity, seed = tree
     network = Network(max(size, 3), arity, seed)
     deviant = data.draw(st.integers(0, network.size - 1))
@@ -349,7 +349,7 @@ def test_a_name_with_ever_new_shapes_leaves_room_for_others() -> None:
 @settings(max_examples=200)
 @given(trees, st.booleans())
 def test_the_root_knows_who_was_last_and_by_how_much(tree: tuple[int, int, int], cached: bool) -> None:
-    """Whatever the order in which the statements of the ranks reach the root."""
+    """In every order of the ranks' statements at the root."""
     size, arity, seed = tree
     network = Network(size, arity, seed)
     if cached:

@@ -23,7 +23,7 @@ def hosts_of(ranks: int, per_host: int) -> list[list[int]]:
 
 @dataclass
 class Cost:
-    """Of a step, at rank 0: of what it receives and sends."""
+    """What rank 0 receives and sends in a step."""
 
     messages: int = 0
     bytes: int = 0

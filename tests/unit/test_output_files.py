@@ -1,4 +1,4 @@
-"""Files that the user names in a folder in which a second user can write, too, and has put links."""
+"""Files that the user names, in a folder where a second user can write, too, and has put links."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_ranks_that_meet_seldom(tmp_path: Path) -> None:
     """As with LocalSGD(every=4): other steps reduce nothing."""
     known = figures(write_run(tmp_path, lambda rank, _: 50 if rank == 2 else 40, BUCKETS, every=4))
     first, *_ = sentences(known)
-    assert first.startswith("Rank 2 comes 40 ms late in 100% of the steps in which ranks meet: the others wait"), first
+    assert first.startswith("Rank 2 comes 40 ms late in 100% of the steps where ranks meet: the others wait"), first
 
 
 def test_an_evaluation_with_many_operations_is_no_step_with_many(tmp_path: Path) -> None:

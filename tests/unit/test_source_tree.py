@@ -1,4 +1,4 @@
-"""A checkout in which nothing is compiled, as the current folder."""
+"""A checkout where nothing is compiled, as the current folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_installed_package_is_taken_instead(checkout: Path) -> None:
     site = checkout / "site"
     site.mkdir()
     (site / "horovodish").symlink_to(PACKAGE)
-    # Without its .pth files, in which the editable installation is named.
+    # Without its .pth files, which name the editable installation.
     done = imported(checkout, "-S", path=os.pathsep.join([str(site), sysconfig.get_path("purelib")]))
     assert done.stderr == ""
     assert done.stdout.split()[0] == str(site / "horovodish")

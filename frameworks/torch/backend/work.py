@@ -98,7 +98,7 @@ class Work(TorchWork):
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """The error with which it has ended."""
+        """The error that has ended it."""
         if not self.is_completed():
             return None
         try:

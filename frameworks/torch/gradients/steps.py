@@ -62,7 +62,7 @@ class StepReducer:
         self.steps = 0
         self.gradients: Reducer | None = None
         self._named: list[tuple[str, Tensor]] = []
-        self._removed: list[tuple[str, Tensor]] = []  # from the optimizer within a round, with which they go
+        self._removed: list[tuple[str, Tensor]] = []  # from the optimizer within a round, until the round ends
         self._names = PlanNames(options.process_set, "updates")
         self._engine: _native.Engine | None = None
         self._places: Any = WeakIdKeyDictionary()

@@ -28,7 +28,7 @@ class Distributed:
     @classmethod
     def install(cls, optimizer: Any, names: Names, options: GradientOptions) -> None:
         """Make an optimizer one of this kind. An error leaves it as it was."""
-        kind: Any = cls  # mypy takes the hash of a class for that of its objects
+        kind: Any = cls  # mypy mistakes the hash of a class for the hash of its objects
         new_class = _distributed_class(kind, optimizer.__class__)
         optimizer._reducer = cls._reducer_of(optimizer, names, options)
         cls._register(optimizer)

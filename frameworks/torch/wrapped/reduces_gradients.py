@@ -18,7 +18,7 @@ from horovodish.torch.wrapped.base import Distributed, check_once
 
 
 class MaySkip(Distributed):
-    """Of classes that reduce gradients, if not in all steps."""
+    """The base of classes that reduce gradients in all steps or in some."""
 
     _skips: bool
 

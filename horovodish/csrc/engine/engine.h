@@ -157,7 +157,7 @@ class Engine final {
   void go_on_from_step(uint64_t steps) noexcept;
   // How many bytes of this rank were reduced, in all process sets. Single numbers, such as a loss for the log, do not count.
   uint64_t reduced_bytes() const { return reduced_bytes_; }
-  // Lets `horovodish status` see what this rank does. `page`: memory in which a StatusPage begins. Other arguments: see
+  // Lets `horovodish status` see what this rank does. `page`: memory that begins with a StatusPage. Other arguments: see
   // StatusDoor.
   void show_status(std::shared_ptr<std::byte> page, int listener, int stacks, int stack_signal, HoldPython hold_python);
   // For code that waits outside of the engine: sets its line in the answer to `horovodish status`. An empty line

@@ -343,7 +343,7 @@ void ProcessSet::apply(const Lost& lost, Clock::time_point now) {
   end_plane();
 }
 
-// After the loss of a rank: the operations complete in which that rank has done its part. Then the rest ends, and the
+// After the loss of a rank: operations complete if that rank has done its part in them. Then the rest ends, and the
 // plane with it.
 void ProcessSet::end_plane() {
   if (!end_ || !plane_ || (!broken_ && finished() < end_->decision)) return;

@@ -1,4 +1,4 @@
-// The ways in which a rank is lost to others.
+// How a rank is lost to others.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The negotiation: the state machine by which the ranks of a process set agree on the next collective.
+// The negotiation: a state machine. With it, the ranks of a process set agree on the next collective.
 //
 // It has no I/O, clock or thread: statements and messages go in, messages and decisions come out.
 //

@@ -1,4 +1,4 @@
-// The handle by which a caller follows one operation. It is settled exactly once, by a result or by an error. A device
+// A caller follows one operation with this handle. It is settled exactly once, by a result or by an error. A device
 // may still lose the result.
 #pragma once
 

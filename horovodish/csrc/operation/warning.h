@@ -1,4 +1,4 @@
-// Warnings to the user, for cases in which no call can raise an error.
+// Warnings to the user, for cases where no call can raise an error.
 #pragma once
 
 #include <cstdio>

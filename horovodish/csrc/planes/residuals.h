@@ -57,7 +57,7 @@ class Residuals {
     uint64_t uses = 0;
     uint64_t recent_uses = 0;  // since unused entries were last dropped
     std::shared_ptr<float> errors = nullptr;
-    size_t bucket = 0;  // digest of the bucket in which the errors were last used
+    size_t bucket = 0;  // digest of the bucket that last used the errors
     Compression compression = {};
     // An operation that is under way shares it, as it shares the errors.
     std::shared_ptr<CodeFigures> figures = std::make_shared<CodeFigures>();

@@ -122,7 +122,7 @@ NB_MODULE(_native, module) {
     }
   });
 
-  // In the form in which JAX registers them.
+  // In the form that JAX registers.
   module.def(
       "xla_handlers",
       [](const std::string& platform) {

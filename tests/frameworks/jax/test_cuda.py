@@ -21,7 +21,7 @@ from support.ranks import run_ranks
 
 
 def program(function: Callable[..., Any], *arrays: Any) -> Any:
-    """What is compiled for a CUDA device, of which there need be none."""
+    """Compile for a CUDA device. The machine needs none."""
     import jax
 
     from horovodish.jax import lowering

@@ -97,7 +97,7 @@ def test_one_process_with_all_of_the_data() -> None:
 
 @on_ranks(2)
 def test_transformations_of_optax() -> None:
-    """Those that keep parts of a tree, look at whole matrices, or decide by values."""
+    """Transformations that keep parts of a tree, look at whole matrices, or decide by values."""
     adam, sgd = optax.adam(0.05), optax.sgd(0.1)
     first, second = {"layer_0": True, "layer_1": False}, {"layer_0": False, "layer_1": True}
     for build in (

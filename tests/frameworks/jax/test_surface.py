@@ -143,7 +143,7 @@ class MetadataExtension(ctypes.Structure):
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_versions_of_jaxlib_that_ask_without_their_table_get_an_answer(platform: str) -> None:
-    """Those before 0.9, when a handler is registered: the frame holds nothing but the question."""
+    """Versions before 0.9 ask when a handler is registered: the frame holds nothing but the question."""
     name_of, address_of = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     name_of.restype, name_of.argtypes = ctypes.c_char_p, (ctypes.py_object,)
     address_of.restype, address_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)

@@ -18,7 +18,7 @@ LATE_SECONDS = 0.01  # more than a program drives the engine before it leaves th
 
 
 def cores_of_completions() -> list[set[int]]:
-    """Those of the threads that go on with a program. Rank 0 needs them, since it always waits for rank 1."""
+    """The cores of the threads that go on with a program. Rank 0 needs these threads: it always waits for rank 1."""
     hvd.init()
     doubled = jax.jit(lambda x: hvd_jax.allreduce(x, op=hvd.Sum, name="late") * 2)
     for _ in range(ROUNDS):

@@ -270,7 +270,7 @@ def test_learning_rates_follow_the_ranks() -> None:
 @pytest.mark.soak
 @on_ranks(2)
 def test_learning_rates_are_equal_whatever_the_number_of_batches() -> None:
-    """Those of the rank with the most batches count, also for one that does not know its own."""
+    """The rank with the most batches decides, also for a rank that does not know its own number."""
     batches = 2 + hvd.rank()
     inputs, targets = examples(4 * batches)
     known = {"x": inputs, "y": targets, "batch_size": 4}

@@ -1,4 +1,4 @@
-"""The collectives of horovodish.keras, which are those of the backend's shim."""
+"""The collectives of horovodish.keras, which come from the backend's shim."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_join_is_that_of_the_backend() -> None:
 @pytest.mark.shows("Gradients of collectives")
 @on_ranks(2)
 def test_gradients_of_collectives() -> None:
-    """That of an average is the average of the gradients."""
+    """The gradient of an average is the average of the gradients."""
 
     def loss(values: Any) -> Any:
         return keras.ops.sum(hvd.allreduce(values) * (hvd.rank() + 1.0))

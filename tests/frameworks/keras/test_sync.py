@@ -35,7 +35,7 @@ def starts() -> list[np.ndarray]:
 
 
 def gradients(values: list[np.ndarray], step: int, rank: int) -> list[np.ndarray]:
-    """Those of the squared distance to a target of this step and rank."""
+    """The gradients of the squared distance to a target of this step and rank."""
     random = np.random.default_rng([step, rank])
     return [2 * (value - random.standard_normal(value.shape).astype(np.float32)) for value in values]
 

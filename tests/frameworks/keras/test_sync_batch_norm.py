@@ -14,7 +14,7 @@ from support.on_ranks import on_ranks
 pytestmark = pytest.mark.usefixtures("backend")
 
 SAMPLES = {0: slice(0, 6), 1: slice(6, 8)}
-"""Of each rank. With one that has none, Keras would not train."""
+"""The samples of each rank. Keras does not train on a rank without samples."""
 
 
 def trained(layer: Any, optimizer: Any, samples: slice, weight: float) -> Any:

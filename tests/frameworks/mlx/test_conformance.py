@@ -1,4 +1,4 @@
-"""What every shim must do, done by that of MLX."""
+"""MLX's shim does what every shim must do."""
 
 from __future__ import annotations
 

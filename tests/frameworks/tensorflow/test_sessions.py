@@ -201,7 +201,7 @@ def training(start: Any, optimizer: Any) -> None:
 
 
 def alone(optimizer: Any) -> list[np.ndarray]:
-    """The weights of one process, which starts with those of rank 0."""
+    """The weights of one process that starts with rank 0's."""
     with tf.Graph().as_default(), session() as running:
         batches = [tf.placeholder(tf.float32, [3, 2]) for _ in range(hvd.size())]
         losses, weights = network(batches, 0)

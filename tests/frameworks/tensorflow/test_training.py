@@ -187,7 +187,7 @@ def test_data_that_ends_unevenly(way: str) -> None:
 
 @on_ranks(1, 2, 3)
 def test_gradients_of_some_ranks() -> None:
-    """Of the first variable only rank 0 has a gradient, of the second rank 0 has slices and the others a dense one."""
+    """Only rank 0 has a gradient of the first variable. Of the second, rank 0 has slices and the others a dense one."""
     first, second, third = tf.Variable([1.0, 2.0]), tf.Variable(tf.ones([4, 2])), tf.Variable(5.0)
     with tf.GradientTape(persistent=True) as tape:
         if hvd.rank() == 0:

@@ -89,7 +89,7 @@ def test_shapes_that_are_not_known() -> None:
 @pytest.mark.soak
 @on_ranks(2, 3, env=SMALL_BUCKETS)
 def test_gradients() -> None:
-    """Those of a function that XLA does not compile, and gradients of them."""
+    """Compiled gradients equal the gradients of a function that XLA does not compile, also the second ones."""
 
     def of_everything(x: tf.Tensor) -> Any:
         with tf.GradientTape() as outer:

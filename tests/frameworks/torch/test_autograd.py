@@ -44,7 +44,7 @@ def check(
 
 
 def loss(result: Tensor, rank: int) -> Tensor:
-    """Of another slope for each element and each rank."""
+    """A loss with another slope for each element and each rank."""
     return (result * torch.arange(1.0, result.numel() + 1).reshape(result.shape)).sum() * (rank + 1)
 
 

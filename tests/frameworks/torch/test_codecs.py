@@ -268,7 +268,7 @@ def made() -> Any:
 
 
 def codec_of(kind: str) -> Any:
-    """Of all tensors."""
+    """The codec of this kind, for all tensors."""
     share = (0.5,) if kind == "topk" else ()
     return getattr(hvd.Compression, kind)(*share, where=lambda name, shape: True)
 

@@ -238,7 +238,7 @@ def test_sends_and_receives(tmp_path: Path) -> None:
 
 @on_ranks(3)
 def test_more_groups_than_one_can_count(tmp_path: Path) -> None:
-    """Of equal members, made by their members alone, and as many as a script may make."""
+    """Groups of equal members, made by their members alone, as many as a script may make."""
     begin(tmp_path)
     rank = hvd.rank()
     if rank > 0:

@@ -32,7 +32,7 @@ STEPS = 60
 COUNTS = (0, 1, 5, 1000, 30_000)
 LONGEST_DELAY_SECONDS = 0.02
 TIMEOUT_SECONDS = 6.0
-"""Of the groups where a rank fails."""
+"""The timeout of groups where a rank fails."""
 ASYNCHRONOUS = (
     "all_reduce",
     "reduce",

@@ -128,7 +128,7 @@ def check_resuming(code: str, path: Path) -> None:
 
 
 def check_clipping(code: str) -> None:
-    """The step is that of one process with the samples of all ranks."""
+    """The step equals the step of one process with the samples of all ranks."""
     names = scope(loss_of=lambda outputs, labels: 100 * nn.functional.cross_entropy(outputs, labels))
     exec(code, names)
     model = network()

@@ -83,7 +83,7 @@ def every_configuration(process_set: hvd.ProcessSet) -> None:
 
 
 def every_dtype(process_set: hvd.ProcessSet) -> None:
-    """Of the module and its input, and inputs of less precision than the module."""
+    """Every dtype for the module and its input, and an input of less precision than the module."""
     for dtype, of_module in [*[(dtype, dtype) for dtype in TOLERANCE], (torch.bfloat16, torch.float32)]:
         reference = affine_with_values(nn.BatchNorm2d(CHANNELS)).to(of_module)
         inputs = batches([5] * process_set.size(), 3, 3, dtype=dtype)

@@ -29,7 +29,7 @@ ENDS_WITHIN_SECONDS = 30
 
 
 class OutOfRangeError(ValueError):
-    """Known to this file alone, as those of a notebook are."""
+    """Only this file knows it, as only a notebook knows its own."""
 
 
 class TwoArgumentsError(Exception):

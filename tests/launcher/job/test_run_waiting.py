@@ -33,9 +33,7 @@ def test_a_rank_that_ends_before_init_does_not_keep_the_others_there(
     leaves = f"if rank == {leaver}: sys.exit(0)\nimport time; time.sleep({late})\n"
     job = launch_ranks(2, PRELUDE + leaves + "hvd.init()", mpi=False)
     assert job.finish(within=ENDS_WITHIN_SECONDS) == 1
-    said = (
-        rf"horovodish: rank {leaver} on \S+ ended with exit status 0 without init\(\), in which rank {1 - leaver} waits"
-    )
+    said = rf"horovodish: rank {leaver} on \S+ ended with exit status 0 without init\(\), where rank {1 - leaver} waits"
     assert re.match(said, job.stderr.lines[-1]), job.stderr.lines
     assert not any("PMIX" in line for line in job.stderr.lines), job.stderr.lines
 

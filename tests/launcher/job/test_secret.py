@@ -20,7 +20,7 @@ def variables(pid: int) -> dict[str, str]:
 
 
 def all_that_can_be_seen(pids: list[int]) -> tuple[str, list[str]]:
-    """Of processes: their command lines, and the environments that can be read."""
+    """Return the command lines of processes, and the environments that can be read."""
     lines = "".join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace") for pid in pids)
     readable = []
     for pid in pids:

@@ -144,7 +144,7 @@ def test_a_rank_that_ends_without_init_while_others_wait_there() -> None:
     assert waiting.deserted(100 + DESERTED_SECONDS / 2) is None
     text = waiting.deserted(100 + DESERTED_SECONDS)
     assert text is not None
-    assert text.startswith("rank 1 on a ended with exit status 0 without init(), in which rank 2 waits for it")
+    assert text.startswith("rank 1 on a ended with exit status 0 without init(), where rank 2 waits for it")
     assert "stdin" not in text
     from_stdin = begun(2)
     from_stdin.ended(1, now=0)

@@ -199,7 +199,7 @@ def init_forgotten():
 
 
 def init_on_rank_0_alone():
-    r"""^horovodish: rank 1 on \S+ ended with exit status 0 without init\(\), in which rank 0 waits for it.
+    r"""^horovodish: rank 1 on \S+ ended with exit status 0 without init\(\), where rank 0 waits for it.
     Remedy: let every rank call init\(\), or none"""
     if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "0":
         hvd.init()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 NAME = f"hang_{os.getpid()}"
-"""Of the script. Jobs of other tests, which run at the same time, have other names."""
+"""The name of the script. Jobs of other tests, which run at the same time, have other names."""
 TESTS = Path(__file__).parents[2]
 PRELUDE = """
 import ctypes, os, signal, sys, time

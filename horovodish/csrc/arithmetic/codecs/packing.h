@@ -57,7 +57,7 @@ HOROVODISH_INLINE Magnitudes magnitudes(const float* values, size_t count, float
 
 // Added to a number below 2^22, this rounds it to the nearest integer (ties to even), which is then in the lowest bits.
 inline constexpr float kRounder = 0x1.8p23f;
-// The scale for which `levels` steps reach the largest magnitude. 0, so that everything stays in the error, if the
+// The scale, so that `levels` steps of it reach the largest magnitude. 0, so that everything stays in the error, if the
 // inverse would not be finite. NaN if the magnitude is not finite. The product of levels and scale is finite: a
 // quotient that was rounded up would make it overflow.
 HOROVODISH_INLINE float scale_of(int32_t bits, float levels) {

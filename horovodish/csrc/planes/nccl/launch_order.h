@@ -1,4 +1,4 @@
-// The order in which the operations of this rank's process sets are launched on its GPU. It is the same on every rank:
+// The order of launches on this rank's GPU, for the operations of its process sets. It is the same on every rank:
 // two communicators that are launched in different orders on two GPUs wait for each other for ever:
 //
 //     rank 0 launches set 1, then set 2: its GPU waits in set 1 for rank 1

@@ -65,7 +65,7 @@ NcclPlane::~NcclPlane() {
 
 // `launching`: an operation whose launch has begun, or null. Its memory is in use until the aborted kernel has ended.
 void NcclPlane::end_communicator(Operation* launching) noexcept {
-  drain(kFarewellLimit);  // operations in which a rank has done its part before it left without an error
+  drain(kFarewellLimit);  // of operations where a rank did its part before it left without an error
   const bool all_done = launched_.empty() && launching == nullptr;
   lose_launched();  // before the communicator is aborted: the abort makes their events come
   try {
