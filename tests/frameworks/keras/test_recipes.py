@@ -53,8 +53,9 @@ def test_recipes(tmp_path: Path) -> None:
     fit(saved)
     exec(saving, saved)
     hvd.barrier()
-    names = scope(epoch=1, epochs=1)  # trains no further
+    names = scope(steps_per_epoch=1, epochs=1)  # trains no further
     exec(resuming.partition("\n")[2], names)
+    assert names["epoch"] == 1
     for each in (saved, names):
         fit(each)
     assert (names["model"].get_weights()[0] == saved["model"].get_weights()[0]).all() and are_equal(names)
