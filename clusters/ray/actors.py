@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import pickle
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -29,22 +30,37 @@ class Worker:
 
 
 class Promise:
-    """Gives what the driver will know later to whoever asks."""
+    """Gives what the driver will know later to whoever asks. It holds bytes: only who asks needs the modules."""
 
     def __init__(self) -> None:
         self._known = asyncio.Event()
-        self._results: list[Any] = []
-        self._error: Exception | None = None
+        self._results: list[bytes] = []
+        self._error: tuple[bytes, str] | None = None
 
-    def fulfil(self, results: list[Any], error: Exception | None) -> None:
+    def fulfil(self, results: list[bytes], error: tuple[bytes, str] | None) -> None:
+        """Takes a pickled result for each rank, or a pickled exception and its text."""
         self._results, self._error = results, error
         self._known.set()
 
     async def result(self, rank: int) -> Any:
         await self._known.wait()
-        if self._error:
-            raise self._error
-        return self._results[rank]
+        if self._error is None:
+            return _Pickled(self._results[rank])
+        try:
+            error = pickle.loads(self._error[0])
+        except Exception:  # a class of the driver alone
+            error = LaunchError(self._error[1])
+        raise error
+
+
+class _Pickled:
+    """Is pickled as the value that it holds."""
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle.loads, (self._value,)
 
 
 class Actors:
@@ -107,6 +123,8 @@ class Actors:
 
     def problem(self, within_seconds: float) -> str:
         """Which actor has failed and why; nothing if none has."""
+        if not ray.is_initialized():  # Ray's functions would start it anew
+            return "ray.shutdown() has ended the actors"
         ended, _ = ray.wait(self._ends, timeout=within_seconds)
         for end in ended:
             number = self._ends.index(end)
@@ -121,18 +139,21 @@ class Actors:
 
     def end(self) -> None:
         """Waits for the agents, which were told to leave, and removes the actors and the placement group."""
-        if self._ends:
+        handles, ends, group = self._handles, self._ends, self._own_group
+        self._handles, self._ends, self._own_group = [], [], None
+        if not ray.is_initialized():  # they have ended with it, and Ray's functions would start it anew
+            return
+        if ends:
             # Actors without a placement group may never have begun.
             within = LEAVE_SECONDS if self._strategy else LEAVE_UNPLACED_SECONDS
-            ray.wait(self._ends, num_returns=len(self._ends), timeout=within)
-        for each in self._handles:
+            ray.wait(ends, num_returns=len(ends), timeout=within)
+        for each in handles:
             ray.kill(each)
-        if self._own_group:
-            remove_placement_group(self._own_group)
+        if group:
+            remove_placement_group(group)
             gives_up_at = time.monotonic() + LEAVE_SECONDS
-            while _is_there(self._own_group) and time.monotonic() < gives_up_at:
+            while _is_there(group) and time.monotonic() < gives_up_at:
                 time.sleep(0.05)
-        self._handles, self._ends, self._own_group = [], [], None
 
 
 LEAVE_UNPLACED_SECONDS = 2.0

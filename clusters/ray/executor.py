@@ -2,16 +2,18 @@
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from horovodish.errors import LaunchError
+from horovodish.errors import LaunchError, RankLostError
 from horovodish.launcher.agents.meeting import Meeting
 from horovodish.launcher.function import executable
-from horovodish.launcher.function.call import Call
+from horovodish.launcher.function.call import Call, pickled
 from horovodish.launcher.function.on_agents import agents_joined, ranks_of
 from horovodish.launcher.function.ranks import Ranks
 from horovodish.launcher.function.run_function import environment, options_of
@@ -41,7 +43,8 @@ class RayExecutor:
     """Ranks in a Ray cluster. A rank takes the place of an actor: it runs on the same node and sees the same GPUs.
 
     The ranks stay between `start()` and `shutdown()`, so what a function has left in their memory is there for the next
-    one. If a function raises on a rank, all ranks end; after `shutdown()`, `start()` makes new ones.
+    one. If a function raises on a rank, all ranks end; after `shutdown()`, `start()` makes new ones. Any thread may
+    call the methods. One function runs at a time.
 
     Args:
         settings: what `create_settings()` returns.
@@ -122,11 +125,11 @@ class RayExecutor:
         )
         self._opened = contextlib.ExitStack()
         self._ranks: Ranks | None = None
-        self._have_failed = False  # the caller knows why the ranks have ended
+        self._ended: Ranks | None = None  # the caller knows why these have ended
         self._meeting: Meeting | None = None
         self._options = LaunchOptions()
         self._environ: dict[str, str] = {}
-        self._promises: list[Any] = []
+        self._one_change = threading.RLock()  # held by start() and shutdown()
         self._one_call = threading.Lock()
 
     @classmethod
@@ -173,29 +176,33 @@ class RayExecutor:
             LaunchError: Ray has no room for the actors, or the ranks cannot be started.
             Exception: what the class raised on a rank.
         """
-        if self._meeting:
-            raise LaunchError("this RayExecutor was started already: call shutdown() first")
         environ = {THREADS_VARIABLE: str(self._cpus), **environment(extra_env_vars or {})}
         nics = self._settings.nics
         gpus = max(1, int(self._gpus)) if self._gpus else None
         flags: dict[str, Any] = self._elastic if self._is_elastic else {"num_proc": self._np}
         flags = {**flags, "gpus_per_rank": gpus, "network_interfaces": ",".join(nics) if nics else None}
-        self._environ, self._options = environ, options_of(flags, environ)
-        within = self._options.elastic_timeout if self._is_elastic else self._settings.timeout_s
-        try:
-            self._opened.callback(self._actors.end)
-            self._actors.place(self._settings.placement_group_timeout_s)
-            problem = self._actors.problem
-            joined = agents_joined(self._options, self._actors.start, within_seconds=within, problem=problem)
-            self._meeting = self._opened.enter_context(joined)
-            if self._is_elastic:
-                return
-            self._ranks = self._opened.enter_context(ranks_of(self._meeting, self._options, environ, problem))
-            self._have_failed = False
-            self._call(executable.make, (executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})))
-        except BaseException:
-            self.shutdown()
-            raise
+        options = options_of(flags, environ)
+        call = Call.of(executable.make, (executable_cls, tuple(executable_args or ()), dict(executable_kwargs or {})))
+        with self._one_change:
+            if self._meeting:
+                raise LaunchError("this RayExecutor was started already: call shutdown() first")
+            self._environ, self._options = environ, options
+            try:
+                self._start(call)
+            except BaseException:
+                self.shutdown()
+                raise
+
+    def _start(self, call: Call) -> None:
+        options, problem = self._options, self._actors.problem
+        within = options.elastic_timeout if self._is_elastic else self._settings.timeout_s
+        self._opened.callback(self._actors.end)
+        self._actors.place(self._settings.placement_group_timeout_s)
+        joined = agents_joined(options, self._actors.start, within_seconds=within, problem=problem)
+        self._meeting = self._opened.enter_context(joined)
+        if not self._is_elastic:
+            self._ranks = self._opened.enter_context(ranks_of(self._meeting, options, self._environ, problem))
+            self._call(call)
 
     def run(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -208,63 +215,101 @@ class RayExecutor:
         Raises:
             Exception: what it raised on the rank that failed first, with the traceback it has there as its cause.
             RankLostError: a rank or an actor was lost, also since the call before.
-            LaunchError: the ranks were not started, or an earlier call has said why they have ended.
+            LaunchError: the ranks were not started, an earlier call has said why they have ended, or another thread has
+                called `shutdown()`.
         """
-        if not self._is_elastic or not self._meeting:
-            return self._call(fn, tuple(args or ()), dict(kwargs or {}))
         call = Call.of(fn, tuple(args or ()), dict(kwargs or {}))
-        with ranks_of(self._meeting, self._options, self._environ, self._actors.problem) as ranks:
-            return ranks.call(call, is_last=True)
+        if not self._is_elastic:
+            return self._call(call)
+        with self._one_call:
+            with self._one_change:
+                if not self._meeting:
+                    raise LaunchError(NOT_STARTED)
+                ranks = ranks_of(self._meeting, self._options, self._environ, self._actors.problem)
+                self._ranks = ranks
+            with ranks:
+                return self._answers(ranks, call, is_last=True)
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
         """Call `fn(executable)` on every rank with the object of its class. Returns and raises as `run()`."""
-        return self._call(executable.use, (fn,))
+        return self._call(Call.of(executable.use, (fn,)))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """Call `fn(executable)` on rank 0 alone, and return what it returned. It cannot call collectives."""
-        return self._call(executable.use, (fn, 0))[0]
+        return self._call(Call.of(executable.use, (fn, 0)))[0]
 
     def run_remote(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """As `run()`, but do not wait: return a reference for each rank, for `ray.get()`."""
-        promise = ray.remote(Promise).options(num_cpus=0).remote()
-        self._promises.append(promise)
+        # Each rank's result() waits in the actor, which ends when all of them have returned and nobody refers to it. It
+        # runs on the node of this process, because any other node may be lost.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"num_cpus": 0, "max_concurrency": self._np + 1, "scheduling_strategy": here}
+        promise = ray.remote(Promise).options(**options).remote()
 
         def work() -> None:
+            results: list[bytes] = []
+            error: tuple[bytes, str] | None = None
             try:
-                promise.fulfil.remote(self.run(fn, args, kwargs), None)
-            except Exception as problem:
-                promise.fulfil.remote([], problem)
+                results = [pickled(result) for result in self.run(fn, args, kwargs)]
+            except BaseException as problem:
+                error = _pickled_error(problem)
+            if ray.is_initialized():
+                promise.fulfil.remote(results, error)
 
         threading.Thread(target=work, name="horovodish-run-remote", daemon=True).start()
         return [promise.result.remote(rank) for rank in range(self._np)]
 
     def shutdown(self) -> None:
-        """End the ranks, the actors and the placement group. Blocks until they have ended."""
-        ranks, self._ranks, self._meeting = self._ranks, None, None
-        with self._opened:
-            if ranks and not ranks.is_over:
-                ranks.leave(within_seconds=LEAVE_SECONDS)
-        for promise in self._promises:
-            ray.kill(promise)
-        self._promises = []
+        """End the ranks, the actors and the placement group. Blocks until they have ended.
 
-    def _call(
-        self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> list[Any]:
+        A function that still runs ends with its rank, and `run()` raises LaunchError in the thread that has called it.
+        """
+        with self._one_change:
+            ranks, self._ranks, self._meeting = self._ranks, None, None
+            with self._opened:
+                if ranks and not ranks.is_over and self._one_call.acquire(blocking=False):  # no function runs
+                    try:
+                        ranks.leave(within_seconds=LEAVE_SECONDS)
+                    finally:
+                        self._one_call.release()
+                if ranks:
+                    ranks.end()
+
+    def _call(self, call: Call) -> list[Any]:
         with self._one_call:
-            if not self._ranks:
-                without = "an elastic RayExecutor has run() alone" if self._meeting else "call start() first"
-                raise LaunchError(f"this RayExecutor has no ranks: {without}")
-            if self._have_failed:
+            ranks = self._ranks
+            if self._is_elastic and self._meeting:
+                raise LaunchError("an elastic RayExecutor has run() alone")
+            if not ranks:
+                raise LaunchError(NOT_STARTED)
+            if ranks is self._ended:
                 raise LaunchError("the ranks have ended: call shutdown() and start() for new ones")
-            call = Call.of(fn, args, kwargs)
             try:
-                return self._ranks.call(call)
+                return self._answers(ranks, call)
             finally:
-                self._have_failed = self._ranks.is_over
+                if ranks.is_over:
+                    self._ended = ranks
+
+    def _answers(self, ranks: Ranks, call: Call, *, is_last: bool = False) -> list[Any]:
+        try:
+            return ranks.call(call, is_last=is_last)
+        except (LaunchError, RankLostError) as problem:
+            if self._ranks is ranks:
+                raise
+            raise LaunchError("shutdown() was called before the function had returned on every rank") from problem
 
 
+NOT_STARTED = "this RayExecutor has no ranks: call start() first"
 LEAVE_SECONDS = 10.0
 """How long the ranks may take to end by themselves."""
+
+
+def _pickled_error(error: BaseException) -> tuple[bytes, str]:
+    """An exception as bytes, which are empty if they could not be loaded or would end who loads them; and its text."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    try:
+        return (pickled(error) if isinstance(error, Exception) else b""), text
+    except Exception:
+        return b"", text

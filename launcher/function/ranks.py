@@ -96,6 +96,10 @@ class Ranks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ends the ranks, also in the middle of a call, and waits for that. Any thread may call it."""
         self._signal(signal.SIGTERM)
         self._thread.join()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import secrets
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 
 import horovodish as hvd
 from support.hosts import hosts
-from support.orphans import mark_of_this_process
+from support.orphans import mark_of_this_process, parent
 from support.scripts import output_of
 from support.sources import ROOT
 
@@ -204,6 +205,113 @@ def test_what_dies_between_two_runs(executors: Any) -> None:
         assert left_behind() == {}
 
 
+@pytest.mark.parametrize("how", [{"num_workers": 2}, {"min_workers": 2}])
+def test_shutdown_ends_a_function_that_another_thread_waits_for(executors: Any, tmp_path: Path, how: Any) -> None:
+    executor = executors(**how)
+    results = executor.run_remote(waits, args=(str(tmp_path),))
+    wait_for_files(tmp_path, 2)
+    executor.shutdown()
+    with pytest.raises(hvd.LaunchError, match=r"shutdown\(\) was called before the function had returned"):
+        ray.get(results)
+    assert left_behind() == {}
+    executor.shutdown()
+    executor.start()
+    assert executor.run(world, args=(1,)) == [(0, 2, 2.0), (1, 2, 2.0)]
+
+
+def alone(folder: str) -> None:
+    """Raises if two functions run at once."""
+    import horovodish as hvd
+
+    hvd.init()
+    if hvd.rank() == 0:
+        Path(folder, "busy").mkdir()
+        time.sleep(2)
+        Path(folder, "busy").rmdir()
+    hvd.barrier()
+
+
+def test_two_threads(executors: Any, tmp_path: Path) -> None:
+    executor = executors(min_workers=2)
+    problems: list[str] = []
+
+    def starts() -> None:
+        try:
+            executor.start()
+        except hvd.LaunchError as problem:
+            problems.append(str(problem))
+
+    executor.shutdown()
+    threads = [threading.Thread(target=starts) for _ in range(2)]
+    for call in (threading.Thread.start, threading.Thread.join):
+        for each in threads:
+            call(each)
+    assert problems == ["this RayExecutor was started already: call shutdown() first"]
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        ray.get([reference for _ in range(2) for reference in executor.run_remote(alone, args=(str(tmp_path),))])
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+OF_THE_DRIVER = """
+class Made:
+    pass
+
+class OwnError(Exception):
+    pass
+
+def make():
+    return Made()
+
+def fail():
+    raise OwnError("burnt")
+"""
+
+
+def test_run_remote_with_a_module_of_the_driver_alone(
+    executors: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_the_driver.py").write_text(OF_THE_DRIVER)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("of_the_driver")
+    executor = executors(num_workers=1)
+    assert isinstance(*ray.get(executor.run_remote(module.make), timeout=60), module.Made)
+    with pytest.raises(hvd.LaunchError, match=r"of_the_driver\.OwnError: burnt"):
+        ray.get(executor.run_remote(module.fail), timeout=60)
+    wait_until(lambda: not processes_below(os.getpid(), "ray::Promise"))
+
+
+def processes_below(top: int, words: str) -> list[int]:
+    """The processes of these words that `top`, or a process of its, has started."""
+
+    def is_below(pid: int) -> bool:
+        return pid == top or (pid > 1 and is_below(parent(pid)))
+
+    found = [int(path.name) for path in Path("/proc").glob("[0-9]*") if words in command_of(path)]
+    return [pid for pid in found if is_below(pid)]
+
+
+def command_of(process: Path) -> str:
+    try:
+        return (process / "cmdline").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_ray_is_shut_down_first(cluster: Cluster) -> None:
+    program = (
+        "import ray; from horovodish.ray import RayExecutor\n"
+        f"ray.init(address={cluster.address!r}, log_to_driver=False)\n"
+        "executor = RayExecutor(num_workers=1)\nexecutor.start()\nray.shutdown()\n"
+        "try: executor.run(__import__('time').sleep, args=(60,))\n"
+        "except Exception as problem: print(problem)\n"
+        "executor.shutdown()\nprint(ray.is_initialized())"
+    )
+    output = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=100)
+    assert re.fullmatch(r"the agent on .* has gone: .*; ray\.shutdown\(\) has ended the actors\nFalse\n", output)
+
+
 def test_two_executors_at_once(executors: Any) -> None:
     one, other = executors(num_workers=2), executors(num_workers=2)
     calls = [each.run_remote(world, args=(factor,)) for factor, each in ((1, one), (2, other))]
@@ -260,16 +368,24 @@ def test_a_killed_driver_leaves_nothing_behind(cluster: Cluster, tmp_path: Path)
         assert not Path("/proc", file.read_text()).exists()
 
 
-def test_an_elastic_executor_goes_on_without_an_actor_and_with_a_new_one(executors: Any, tmp_path: Path) -> None:
-    executor = executors(min_workers=1, max_workers=2)
+def test_an_elastic_executor_goes_on_without_a_node_and_with_a_new_one(
+    cluster: Cluster, executors: Any, tmp_path: Path
+) -> None:
+    """An actor takes a whole node, so a lost one cannot come back before there is a new node."""
+    executor = executors(min_workers=1, max_workers=2, cpus_per_worker=4)
     folder, done = tmp_path / "sizes", tmp_path / "done"
     folder.mkdir()
     results = executor.run_remote(trains_until, args=(str(folder), str(done)))
     wait_until((folder / "2.size").exists)
-    ray.kill(executor._actors._handles[1], no_restart=False)
-    wait_until((folder / "1.size").exists)
-    (folder / "2.size").unlink()
-    wait_until((folder / "2.size").exists)  # Ray has started the actor again
+    changes: list[tuple[Callable[[], Any], int]] = [
+        (lambda: cluster.remove_node(*cluster.worker_nodes), 1),
+        (lambda: cluster.add_node(num_cpus=4), 2),
+    ]
+    for change, size in changes:
+        for earlier in folder.iterdir():
+            earlier.unlink()
+        change()
+        wait_until((folder / f"{size}.size").exists)
     done.touch()
     assert ray.get(results) == [(0, 2), (1, 2)]
     with pytest.raises(hvd.LaunchError, match=r"an elastic RayExecutor has run\(\) alone"):
