@@ -245,7 +245,7 @@ def lose_a_rank_at(scene: Scene, place: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("place", "copies"), itertools.product(("block", "last block", "phases"), ("always", "never", ""))
+    ("place", "copies"), [*itertools.product(("block", "last block", "phases"), ("always", "never", ""))]
 )
 def test_a_loss_that_no_collective_reports(place: str, copies: str, tmp_path: Path) -> None:
     env = {COPIES_VARIABLE: copies}
