@@ -169,7 +169,8 @@ class _Loop:
                 for state in self.states:
                     if state.is_synced:
                         state.on_reset()
-                _tell(outcome)
+                if begun:  # else `enter` tells the launcher when the ranks have exchanged their first state
+                    _tell(outcome)
                 return
             except _PROBLEMS as another:
                 # Two stalls in a row: nothing has changed since the first one, and the ranks cannot even agree.

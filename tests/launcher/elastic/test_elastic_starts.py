@@ -261,3 +261,33 @@ def test_a_job_begins_with_the_slots_that_there_are(hosts: str, tmp_path: Path) 
     ended = run_elastic(name_the_slots, tmp_path, 3, flags=[*flags, "--min-np", "1"], env=slurm)
     assert ended.status == 0, ended.said
     assert ended.results == [[2, 0]] * 2, ended.said
+
+
+def leave_before_training(scene: Scene, folder: str) -> list[int]:
+    """New processes with one rank more take over. Before they have the state, that rank has to leave again."""
+    slots = Path(folder, "slots")
+    if scene.start == 1:
+        hvd.init()
+        membership.follow()
+        if scene.me == 0:
+            slots.write_text("localhost:2\n")
+        wait_until(membership.hosts_updated)
+
+    def grow(step: int) -> None:
+        if scene.start == 0 and step == 5:
+            slots.write_text("localhost:3\n")
+            wait_until(membership.hosts_updated)
+
+    return train(ObjectState(step=0, history=[]), grow)
+
+
+@pytest.mark.soak
+def test_ranks_that_have_no_state_yet_are_not_said_to_train(tmp_path: Path) -> None:
+    slots = tmp_path / "slots"
+    slots.write_text("localhost:2\n")
+    flags = ["--min-np", "2", "--hostfile", str(slots)]
+    ended = run_elastic(leave_before_training, tmp_path, None, str(tmp_path), flags=flags)
+    assert ended.status == 0, ended.said
+    assert ended.results == [[2, 1]] * 2, ended.said
+    assert "in the same processes, from commit 6" in ended.said, ended.said
+    assert "from the beginning" not in ended.said
