@@ -32,6 +32,7 @@ for module in (job, slots):
     module.FIRST_COOLDOWN_SECONDS = module.LONGEST_COOLDOWN_SECONDS = 1.0
 raise SystemExit(cli.main())
 """
+FOLDERS = re.compile(r"folders: (\S+) (\S+) (\S+)$")
 STEP = re.compile(r"step: (\d+) of (\d+), process (\d+), loss ([0-9.]+(?:e[-+]?[0-9]+)?)$")
 
 
@@ -42,6 +43,9 @@ def train(seconds: float) -> None:
     import horovodish.torch as hvd
 
     hvd.init()
+    if seconds:
+        run, state = (Path(os.environ[f"HOROVODISH_{name}"]) for name in ("RUN_DIR", "STATE_FOLDER"))
+        print(f"folders: {run} {(run / 'segments').resolve()} {state.parent}", flush=True)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), 1e-5, momentum=0.9)
@@ -83,9 +87,8 @@ def main() -> None:
     if arguments.train:
         train(arguments.seconds)
         return
-    before = _left_behind()
     with tempfile.TemporaryDirectory() as folder:
-        steps, loss = disturbed(Path(folder), arguments.seconds, random.Random(arguments.seed))
+        steps, loss, folders = disturbed(Path(folder), arguments.seconds, random.Random(arguments.seed))
     rank = [sys.executable, __file__, "--train", "--seconds", "0"]
     command = ["horovodish", "run", "-np", "2", *rank]
     calm = subprocess.run(command, env={**os.environ, "STEPS": str(steps)}, capture_output=True, text=True, check=True)
@@ -93,12 +96,12 @@ def main() -> None:
     print(f"{steps} steps; loss {loss!r}, undisturbed {expected!r}")
     if abs(loss - expected) > 1e-6 * abs(expected):
         sys.exit("the result differs from that of an undisturbed run")
-    if left := _left_behind() - before:
-        sys.exit(f"left behind: {', '.join(sorted(left))}")
+    if left := sorted(filter(os.path.exists, folders)):
+        sys.exit(f"left behind: {', '.join(left)}")
 
 
-def disturbed(folder: Path, seconds: float, choice: random.Random) -> tuple[int, float]:
-    """Runs the job. Returns how many steps it did, and its loss after the last."""
+def disturbed(folder: Path, seconds: float, choice: random.Random) -> tuple[int, float, set[str]]:
+    """Runs the job. Returns how many steps it did, its loss after the last, and the folders of its processes."""
     slots, program = folder / "slots", folder / "hosts.sh"
     slots.write_text(f"localhost:{SLOTS[-1]}\n")
     program.write_text(f"#!/bin/sh\ncat {slots}\n")
@@ -116,12 +119,15 @@ def disturbed(folder: Path, seconds: float, choice: random.Random) -> tuple[int,
     ]
     job = subprocess.Popen([sys.executable, "-c", LAUNCHER, "run", *flags, *rank], stdout=subprocess.PIPE, text=True)
     assert job.stdout is not None
-    step, loss, alive = 0, 0.0, dict[int, float]()
+    step, loss, alive, folders = 0, 0.0, dict[int, float](), set[str]()
     began = time.monotonic()
     worst, latest, event_at = 0.0, 0.0, 0.0
     held = {name: [] for name in ALLOWED_GROWTH}
     for line in job.stdout:
         found, now = STEP.search(line), time.monotonic()
+        if made := FOLDERS.search(line):
+            folders.update(made.groups())
+            continue
         if not found:
             print(f"{now - began:6.1f} {line}", end="", flush=True)
             continue
@@ -150,7 +156,7 @@ def disturbed(folder: Path, seconds: float, choice: random.Random) -> tuple[int,
         print(f"{name} of the launcher: {values[:1]} to {values[-1:]}")
         if growth > ALLOWED_GROWTH[name]:
             sys.exit(f"{name} grew by {growth}")
-    return step, loss
+    return step, loss, folders
 
 
 def _disturb(choice: random.Random, processes: list[int], slots: Path) -> None:
@@ -175,10 +181,6 @@ def _held_by(launcher: int) -> dict[str, int]:
         "descriptors": len(os.listdir(f"/proc/{launcher}/fd")),
         "processes": len(children),
     }
-
-
-def _left_behind() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("hvd-", "ranks-"))}
 
 
 if __name__ == "__main__":
