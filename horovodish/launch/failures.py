@@ -19,7 +19,7 @@ from opcode import opmap
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, NoReturn
 
-from horovodish import errors
+from horovodish import _native, errors
 from horovodish.errors import EngineStoppedError, RankLostError, StallError
 from horovodish.launch import run_folder
 from horovodish.settings import AT_END
@@ -76,6 +76,7 @@ def watch(
     sys.exit = _exit
     quitter: Any = _sitebuiltins.Quitter
     quitter.__call__ = _quit
+    _native.on_exit(_note_exit, threading.main_thread().ident or 0)
 
     def hook(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
         global reason
@@ -207,14 +208,24 @@ class _Exit(SystemExit):
 
     def __del__(self, own_frame: Callable[[], FrameType] = sys._getframe) -> None:
         # If nobody catches it, Python frees it when no frame is left, and calls what atexit knows only then.
-        global exited, exit_status
         if self.place and own_frame().f_back is None:
-            argument = "" if self.code is None else reprlib.repr(self.code)
-            exited = f"{self.caller}({argument}) in {self.place}"
-            exit_status = int(argument != "") if not isinstance(self.code, int) else self.code & 0xFF
+            _end(self.caller, self.code, self.place)
 
 
 _Exit.__name__ = _Exit.__qualname__ = "SystemExit"  # as messages show it
+
+
+def _end(caller: str, code: object, place: str) -> None:
+    global exited, exit_status
+    argument = "" if code is None else reprlib.repr(code)
+    exited = f"{caller}({argument})" + (f" in {place}" if place else "")
+    exit_status = int(code is not None) if not isinstance(code, int) else code & 0xFF
+
+
+def _note_exit(code: object, traceback: TracebackType | None) -> None:
+    """A SystemExit ends the script, perhaps one that a `raise` made. Before Python 3.12 it has no traceback then."""
+    if not exited:
+        _end("SystemExit", code, _place(traceback))
 
 
 @functools.wraps(sys.exit)

@@ -21,6 +21,7 @@
 namespace horovodish {
 
 void bind_engine(nanobind::module_& module);
+void bind_exits(nanobind::module_& module);
 // Parts of the engine without I/O, for its tests.
 void bind_testing(nanobind::module_& module);
 

@@ -144,6 +144,7 @@ NB_MODULE(_native, module) {
   module.def("count_at_least", &count_at_least, nb::arg("executions"));
 
   bind_engine(module);
+  bind_exits(module);
   nb::module_ testing = module.def_submodule("testing", "Parts of the engine without I/O, for its tests.");
   bind_testing(testing);
 }

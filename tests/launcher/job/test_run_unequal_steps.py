@@ -144,6 +144,32 @@ hvd.barrier()
     assert re.search(r"failed with exit status 3: it called sys.exit\(3\) in rank.py:8; rank 0", job.stderr.lines[-1])
 
 
+@pytest.mark.parametrize(
+    "way, status",
+    [
+        ("raise SystemExit(3)", 3),
+        ("raise type('Stop', (SystemExit,), {})(3)", 3),
+        ("raise SystemExit('no data')", 1),
+    ],
+)
+def test_an_exit_that_is_raised_keeps_its_status(launch_ranks: Callable[..., Any], way: str, status: int) -> None:
+    code = f"""
+import atexit, time
+atexit.register(lambda: time.sleep(1.5 * exits))  # after horovodish has left
+import horovodish as hvd
+hvd.init()
+hvd.barrier()
+exits = hvd.rank() == 1
+if exits:
+    {way}
+hvd.barrier()
+"""
+    job = launch_ranks(2, code, mpi=False)
+    assert job.finish(within=ENDS_WITHIN_SECONDS) == status, job.stderr.lines
+    words = rf"rank 1 .* failed with exit status {status}: it called SystemExit\(.*\)( in rank.py:10)?; rank 0 waits in"
+    assert re.search(words, job.stderr.lines[-1])
+
+
 def test_an_exit_that_the_script_has_caught_is_none(launch_ranks: Callable[..., Any]) -> None:
     code = """
 import sys
