@@ -145,7 +145,7 @@ hvd.barrier()
 
 
 @pytest.mark.parametrize(
-    "way, status",
+    ("way", "status"),
     [
         ("raise SystemExit(3)", 3),
         ("raise type('Stop', (SystemExit,), {})(3)", 3),
