@@ -59,7 +59,7 @@ def check_tensor(tensor: object, name: str) -> None:
         raise UnsupportedTensorError(
             f"{name}: expected a torch.Tensor, got {type(tensor).__name__}; pass torch.as_tensor(value)"
         )
-    if (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided:
+    if (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided and not tensor.is_nested:
         if _has_memory(tensor):
             return
         if is_lazy(tensor):
@@ -72,6 +72,10 @@ def check_tensor(tensor: object, name: str) -> None:
         )
     if tensor.device.type not in ("cpu", "cuda"):
         raise UnsupportedTensorError(f"{name}: device {tensor.device} is not supported; pass tensor.cpu()")
+    if tensor.is_nested:
+        raise UnsupportedTensorError(
+            f"{name}: a nested tensor is not supported; pass tensor.values(), or each tensor of tensor.unbind()"
+        )
     raise UnsupportedTensorError(
         f"{name}: layout {tensor.layout} is not supported; pass tensor.to_dense(), or use sparse_allreduce_async"
     )

@@ -102,6 +102,10 @@ def test_tensors_without_memory_are_refused() -> None:
             call()
     with pytest.raises(UnsupportedTensorError, match=r"pass torch.view_as_real\(tensor.resolve_conj\(\)\)"):
         hvd.allreduce(torch.ones(2, dtype=torch.complex64))
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+        with pytest.raises(UnsupportedTensorError, match=r"a nested tensor is not supported; pass tensor.values\(\)"):
+            hvd.allreduce(nested)
 
 
 @on_ranks(2)
