@@ -53,6 +53,7 @@ class _Loop:
         have_begun_again: whether the ranks have changed since the beginning of the job.
         commits: how many this rank had made when the ranks last began again without a cause; None if they never did.
         deferred: a problem at the end of a block. The next block recovers from it.
+        uncommitted: the state of the last block, if the end of that block is no commit.
     """
 
     def __init__(self) -> None:
@@ -60,6 +61,7 @@ class _Loop:
         self.have_begun_again = membership.start() > 0
         self.commits: int | None = None
         self.deferred: Exception | None = None
+        self.uncommitted: State | None = None
 
     def enter(self, state: State) -> None:
         """A block of this state begins."""
@@ -112,11 +114,12 @@ class _Loop:
         try:
             if basics.has_failed():
                 basics.check_no_loss()
-            state._commit(copies=membership.hosts_updated() and not state._has_parts())
+            is_committed = state._commit(copies=membership.hosts_updated() and not state._has_parts())
+            self.uncommitted = None if is_committed else state
         except Exception as problem:
             if not _comes_of_other_ranks(problem):
                 raise
-            self.deferred = problem
+            self.deferred, self.uncommitted = problem, state
             warnings.warn(
                 "a collective has failed, but its block went on to its end. The next block of hvd.elastic goes back to "
                 "a commit; without a next block, this block's results may be wrong. Do not catch such errors",
@@ -188,7 +191,7 @@ class _Loop:
         if len(self.states) < 2 or self.states[-1]._position[0] >= 0:
             return None
         before = self.states[0]
-        return before._number, before._position[2] + bool(before._skipped)
+        return before._number, before._position[2] + (before is self.uncommitted)
 
     def _check_left(self, outcome: Outcome) -> None:
         """Have new processes begin again if a state is behind the end of its last block: no script goes back there."""
@@ -258,7 +261,7 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
                 try:
                     result = function(state, *args, **kwargs)
                     basics.check_no_loss()
-                    state._commit(copies=True)
+                    part(_Loop).uncommitted = None if state._commit(copies=True) else state
                     return result
                 except _PROBLEMS as problem:
                     part(_Loop).recover(problem)

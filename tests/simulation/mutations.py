@@ -66,11 +66,11 @@ OF_JOBS = [
     Mutation("a recovery from a half-changed state", STATE, "State._become", "in attributes.items()", "in ()"),
     Mutation("two states become one", STATE, "State.__init__", "part(OfAll).made  #", "0  #"),
     Mutation("no copies where a phase begins", LOOP, "_Loop.enter", "if before is not state:", "if False:"),
-    Mutation("a phase ends without a commit", LOOP, "run", "state._commit(copies=True)", "pass"),
+    Mutation("a phase ends without a commit", LOOP, "run", "state._commit(copies=True)", "True"),
     Mutation(
         *("a block ends without a commit", LOOP, "_Loop.end_block"),
         "state._commit(copies=membership.hosts_updated() and not state._has_parts())",
-        "pass",
+        "True",
     ),
     Mutation("a loop without progress", LOOP, "_Loop._check_progress", "raise problem", "pass"),
     Mutation("the oldest commit is taken", EXCHANGE, "_agree", "newest = max(", "newest = min("),
@@ -200,6 +200,11 @@ OF_KEPT = [
         *("a state goes back behind its last block", LOOP, "_Loop._check_left"),
         "left.get(state._number, 0)",
         "0",
+    ),
+    Mutation(
+        *("a last block counts although it has no commit", LOOP, "_Loop.end_block"),
+        "self.deferred, self.uncommitted = problem, state",
+        "self.deferred = problem",
     ),
 ]
 """Found by kept worlds alone. It took tens of thousands of worlds to find each."""
