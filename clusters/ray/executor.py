@@ -241,7 +241,10 @@ class RayExecutor:
     def run_remote(
         self, fn: Callable[..., Any], args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """As `run()`, but do not wait: return a reference for each rank, for `ray.get()`."""
+        """As `run()`, but do not wait: return a reference for each rank, for `ray.get()`.
+
+        An elastic executor returns `max_workers` references. If fewer ranks are there at the end, the last give None.
+        """
         # Each rank's result() waits in the actor, which ends when all of them have returned and nobody refers to it. It
         # runs on the node of this process, because any other node may be lost.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -252,7 +255,8 @@ class RayExecutor:
             results: list[bytes] = []
             error: tuple[bytes, str] | None = None
             try:
-                results = [pickled(result) for result in self.run(fn, args, kwargs)]
+                given = self.run(fn, args, kwargs)
+                results = [pickled(result) for result in [*given, *[None] * (self._np - len(given))]]
             except BaseException as problem:
                 error = _pickled_error(problem)
             if ray.is_initialized():

@@ -16,8 +16,6 @@ from horovodish.launcher.elastic.events import Event
 from horovodish.launcher.hosts.allocation import counted
 from horovodish.launcher.job.losses import Orders
 
-LEFT_STATE = 75
-"""The exit status of a rank that has left its state in memory: `horovodish.elastic.membership.ENDS`."""
 FORMING_SECONDS = 10.0
 """How long the ranks may take to make a new world."""
 ENDING_SECONDS = 10.0

@@ -2,9 +2,17 @@
 
 from collections.abc import Collection, Set
 
-from horovodish.launcher.elastic.members import FORMING, LEFT_STATE, Members
+from horovodish.launcher.elastic.members import FORMING, Members
 from horovodish.launcher.job.losses import EndOnLoss, Orders
-from horovodish.launcher.job.outcome import CONNECTION_BROKE, SIGNALS, Ending, Failure, exit_status, in_words
+from horovodish.launcher.job.outcome import (
+    CONNECTION_BROKE,
+    LEFT_STATE,
+    SIGNALS,
+    Ending,
+    Failure,
+    exit_status,
+    in_words,
+)
 
 ASK_SECONDS = 1.0
 """How often to ask what the ranks do: one that is stopped is lost after a while."""

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from horovodish.launcher.function.call import UNREACHED, Call, Report, pickled
 from horovodish.launcher.function.exchange import receive, send
+from horovodish.launcher.job.outcome import LEFT_STATE
 from horovodish.launcher.supervisor.tcp_end import dial
 from horovodish.settings import CALLER_VARIABLE, START_VARIABLE
 
@@ -43,13 +44,18 @@ def main() -> None:
         try:
             result = _result(call)
         except BaseException as error:
-            if os.getpid() == process:
+            if os.getpid() == process and not _leaves_by_order(error):
                 send(caller, pickle.dumps(_failure(rank, host, start, error)))
                 is_told = True
             raise
         if os.getpid() != process:  # the function has called os.fork(), and this is no rank
             return
         send(caller, pickle.dumps(Report(rank, host, start, time.time(), result)))
+
+
+def _leaves_by_order(error: BaseException) -> bool:
+    """Whether the others of an elastic job go on without this rank. The launcher knows whether it has told it to."""
+    return START_VARIABLE in os.environ and isinstance(error, SystemExit) and error.code == LEFT_STATE
 
 
 def _result(call: Call) -> bytes:

@@ -132,7 +132,7 @@ class Ranks:
         words = list(self._words)
         if words and words[-1].startswith(LOST) and (problem := self._problem_of_agents(REASON_SECONDS)):
             words[-1] += f"; {problem}"
-        # An elastic job has as many ranks as have begun together last, without those that were lost.
+        # An elastic job has as many ranks as have begun together last, without those that were lost or told to leave.
         np = None if self._options.is_elastic else self._np
         return results(reports, np, self._status, words)
 

@@ -19,6 +19,8 @@ SIGNALS = 128
 """Exit status 128 + n stands for signal n. Shells report it, too, for a command that they ran."""
 CONNECTION_BROKE = 14
 """Open MPI ends a rank with this status, without a word, when the connection to a rank that has ended breaks."""
+LEFT_STATE = 75
+"""The exit status of a rank of an elastic job that was told to end: `horovodish.elastic.membership.ENDS`."""
 LONGEST_ERROR = 500
 UNREADABLE = "an exception whose report cannot be read"
 

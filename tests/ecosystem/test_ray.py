@@ -392,6 +392,18 @@ def test_an_elastic_executor_goes_on_without_a_node_and_with_a_new_one(
         executor.execute(world)
 
 
+def test_an_elastic_executor_ends_with_fewer_ranks(executors: Any, tmp_path: Path) -> None:
+    executor = executors(min_workers=1, max_workers=3)
+    folder, done = tmp_path / "sizes", tmp_path / "done"
+    folder.mkdir()
+    results = executor.run_remote(trains_until, args=(str(folder), str(done)))
+    wait_until((folder / "3.size").exists)
+    ray.kill(executor._actors._handles[1])
+    wait_until((folder / "2.size").exists)
+    done.touch()
+    assert ray.get(results, timeout=60) == [(0, 2), (1, 2), None]
+
+
 def test_an_elastic_executor_waits_for_an_actor_that_has_died_between_two_runs(executors: Any) -> None:
     executor = executors(min_workers=1)
     assert executor.run(world, args=(1,)) == [(0, 1, 1.0)]

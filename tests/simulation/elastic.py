@@ -23,11 +23,11 @@ from simulation.world import START_SECONDS, World
 from horovodish._native import testing
 from horovodish.elastic import membership, memory
 from horovodish.launch import failures, run_folder
-from horovodish.launcher.elastic.members import LEFT_STATE, TRAINING, Members
+from horovodish.launcher.elastic.members import TRAINING, Members
 from horovodish.launcher.elastic.policy import ElasticPolicy
 from horovodish.launcher.elastic.slots import Slots
 from horovodish.launcher.hosts.allocation import Allocation, Host
-from horovodish.launcher.job.outcome import Ending, Failure
+from horovodish.launcher.job.outcome import LEFT_STATE, Ending, Failure
 from horovodish.launcher.options import LaunchOptions
 from horovodish.mpi import binding
 from horovodish.runtime import basics

@@ -253,6 +253,48 @@ def test_what_the_launcher_said_last_tells_which_error_it_is() -> None:
         results(reports, 1, 0, ["1 rank on 2 cores: OMP_NUM_THREADS=2; set it to choose another number"])
 
 
+def trains_until(folder: str, size: int) -> tuple[int, int]:
+    hvd.init()
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while hvd.size() != size:
+            hvd.barrier()
+            Path(folder, f"{hvd.size()}.size").touch()
+            state.commit()
+
+    train(hvd.elastic.ObjectState())
+    return hvd.rank(), hvd.size()
+
+
+def test_a_rank_that_was_told_to_leave_has_no_result(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("localhost slots=3")
+    options = options_of({"min_np": 1, "max_np": 3, "hostfile": str(hostfile)}, os.environ)
+    found: list[Any] = []
+    with Ranks(options, os.environ) as ranks:
+        call = Call.of(trains_until, (str(tmp_path), 2))
+        caller = threading.Thread(target=lambda: found.append(ranks.call(call, is_last=True)))
+        caller.start()
+        wait_until((tmp_path / "3.size").exists)
+        hostfile.write_text("localhost slots=2")
+        caller.join()
+    assert found == [[(0, 2), (1, 2)]]
+
+
+def test_an_exit_status_of_its_own_is_no_order() -> None:
+    def leaves() -> None:
+        hvd.init()
+        sys.exit(75)
+
+    options = options_of({"min_np": 1, "max_np": 1, "hosts": "localhost:1"}, os.environ)
+    with (
+        Ranks(options, os.environ) as ranks,
+        pytest.raises(RankLostError, match=r"rank 0 on .* failed with exit status 75"),
+    ):
+        ranks.call(Call.of(leaves), is_last=True)
+
+
 def test_without_cloudpickle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises(hvd.LaunchError, match="needs cloudpickle; install it: pip install cloudpickle"):
