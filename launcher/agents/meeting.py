@@ -30,7 +30,7 @@ from horovodish.launcher.hosts.allocation import (
     listed,
 )
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd, UnixLauncherEnd
-from horovodish.launcher.job.listener import TcpListener
+from horovodish.launcher.job.listener import Acceptor, TcpListener, unix_listener
 from horovodish.launcher.options import LaunchOptions
 from horovodish.launcher.supervisor.supervisor import user_of
 from horovodish.launcher.supervisor.tcp_end import LONGEST_MESSAGE
@@ -108,10 +108,7 @@ class Meeting:
             self._selector, lambda it: self._add(TcpLauncherEnd(it)), addresses, secret, port, self._refuse
         )
         self.contact = self._listener.contact
-        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._unix.bind("\0" + self.name)
-        self._unix.listen(socket.SOMAXCONN)
-        self._selector.register(self._unix, selectors.EVENT_READ, self._accept_asker)
+        self._unix = Acceptor(self._selector, [unix_listener("\0" + self.name)], self._admit_asker)
         self._wakeup, self._waker = os.pipe()
         self._selector.register(self._wakeup, selectors.EVENT_READ, lambda: None)
         self._is_over = False
@@ -191,16 +188,16 @@ class Meeting:
             for key, _ in self._selector.select(MAINTAIN_SECONDS):
                 key.data()
             self._listener.maintain()
+            self._unix.resume()
         for link in self._links:
             if link in self._agents:
                 link.leave()
             link.close()
         self._listener.close()
-        self._selector.close()
         self._unix.close()
+        self._selector.close()
 
-    def _accept_asker(self) -> None:
-        connection, _ = self._unix.accept()
+    def _admit_asker(self, connection: socket.socket, _: object) -> None:
         if user_of(connection) == os.geteuid():
             self._add(UnixLauncherEnd(connection))
         else:

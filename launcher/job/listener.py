@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from horovodish.launcher.job.launcher_end import LauncherEnd, TcpLauncherEnd, UnixLauncherEnd
 from horovodish.launcher.supervisor.tcp_end import NONCE_BYTES, PROOF_BYTES, keep_alive, proof
@@ -71,6 +72,74 @@ class Handshake:
         return b""
 
 
+class Acceptor:
+    """Listening sockets. Nothing here blocks.
+
+    Args:
+        selector: serves them; each key's data is a function to call.
+        listeners: the sockets; they are closed with this object.
+        accept: gets each connection and the address of the other side.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        listeners: Sequence[socket.socket],
+        accept: Callable[[socket.socket, Any], None],
+    ) -> None:
+        self._selector = selector
+        self._listeners = listeners
+        self._accept = accept
+        self._is_watching = False
+        self._resume_at = 0.0
+        self.resume()
+
+    def resume(self) -> None:
+        """Accepts connections, unless one could not be accepted a moment ago."""
+        if not self._is_watching and time.monotonic() >= self._resume_at:
+            self._is_watching = True
+            for each in self._listeners:
+                self._selector.register(each, selectors.EVENT_READ, lambda it=each: self._take(it))
+
+    def pause(self, seconds: float = 0.0) -> None:
+        """Leaves new connections in the kernel until `resume()` is called, and for `seconds` at least.
+
+        A watched listener would wake us.
+        """
+        self._resume_at = time.monotonic() + seconds
+        if self._is_watching:
+            for each in self._listeners:
+                self._selector.unregister(each)
+        self._is_watching = False
+
+    def close(self) -> None:
+        """Accepts no more connections. May be called again."""
+        self.pause()
+        for each in self._listeners:
+            each.close()
+        self._listeners = []
+
+    def _take(self, listener: socket.socket) -> None:
+        if not self._is_watching:  # since an earlier event of this turn
+            return
+        try:
+            connection, peer = listener.accept()
+        except OSError:  # the other side is gone, or no more files can be open
+            self.pause(RETRY_SECONDS)
+            return
+        connection.setblocking(False)
+        self._accept(connection, peer)
+
+
+def unix_listener(address: str, backlog: int = socket.SOMAXCONN) -> socket.socket:
+    """A Unix socket that listens for messages at `address`. `backlog` connections may wait in the kernel."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(address)
+    listener.listen(backlog)
+    listener.setblocking(False)
+    return listener
+
+
 class TcpListener:
     """Accepts TCP connections of those who prove that they know the secret.
 
@@ -102,13 +171,11 @@ class TcpListener:
         self._accept = accept
         self._refused = refused
         self._pending: dict[socket.socket, float] = {}  # connections in their handshake, and since when
-        self._is_paused = True  # new connections wait in the kernel
-        self._resume_at = 0.0
         self._secret = secret or secrets.token_bytes(32)
-        self._tcp = _listen(addresses, port)
-        names = [listener.getsockname()[:2] for listener in self._tcp]
+        listeners = _listen(addresses, port)
+        names = [listener.getsockname()[:2] for listener in listeners]
         self.contact = " ".join([self._secret.hex(), str(names[0][1]), *(address for address, _ in names)])
-        self.maintain()
+        self._acceptor = Acceptor(selector, listeners, self._begin)
 
     def maintain(self) -> None:
         """Drops connections whose handshake takes too long, and accepts others instead. Call it at every turn."""
@@ -117,42 +184,21 @@ class TcpListener:
         for connection, began in list(self._pending.items()):
             if now - began > patience:
                 self._drop(connection)
-        if self._is_paused and now >= self._resume_at and len(self._pending) < MOST_PENDING:
-            self._is_paused = False
-            for listener in self._tcp:
-                self._selector.register(listener, selectors.EVENT_READ, lambda it=listener: self._accept_tcp(it))
+        if len(self._pending) < MOST_PENDING:
+            self._acceptor.resume()
 
     def close(self) -> None:
         """Accepts no more connections. May be called again."""
         for connection in list(self._pending):
             self._drop(connection)
-        self._pause()
-        for listener in self._tcp:
-            listener.close()
-        self._tcp = []
+        self._acceptor.close()
 
-    def _accept_tcp(self, listener: socket.socket) -> None:
-        if self._is_paused:
-            return
-        try:
-            connection, peer = listener.accept()
-        except OSError:  # the other side is gone, or no more files can be open
-            self._pause()
-            self._resume_at = time.monotonic() + RETRY_SECONDS
-            return
-        connection.setblocking(False)
+    def _begin(self, connection: socket.socket, peer: Any) -> None:
         self._pending[connection] = time.monotonic()
         handshake = Handshake(self._secret)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._go_on(connection, peer[0], handshake))
         if len(self._pending) >= MOST_PENDING:
-            self._pause()
-
-    def _pause(self) -> None:
-        """Leaves new connections in the kernel until `maintain()` has room: a watched listener would wake us."""
-        if not self._is_paused:
-            for listener in self._tcp:
-                self._selector.unregister(listener)
-        self._is_paused = True
+            self._acceptor.pause()
 
     def _go_on(self, connection: socket.socket, peer: str, handshake: Handshake) -> None:
         try:
@@ -204,12 +250,7 @@ class SupervisorListener:
         accept: Callable[[LauncherEnd], None],
         addresses: Sequence[str] | None,
     ) -> None:
-        self._selector = selector
-        self._accept = accept
-        self._unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._unix.bind(str(path))
-        self._unix.listen(socket.SOMAXCONN)
-        selector.register(self._unix, selectors.EVENT_READ, self._accept_unix)
+        self._unix = Acceptor(selector, [unix_listener(str(path))], lambda it, _: accept(UnixLauncherEnd(it)))
         self._tcp: TcpListener | None = None
         self.contact = ""
         if addresses is not None:
@@ -218,6 +259,7 @@ class SupervisorListener:
 
     def maintain(self) -> None:
         """As `TcpListener.maintain`. Call it at every turn."""
+        self._unix.resume()
         if self._tcp:
             self._tcp.maintain()
 
@@ -225,12 +267,7 @@ class SupervisorListener:
         """Accepts no more connections. May be called again."""
         if self._tcp:
             self._tcp.close()
-        if self._unix.fileno() >= 0:
-            self._selector.unregister(self._unix)
         self._unix.close()
-
-    def _accept_unix(self) -> None:
-        self._accept(UnixLauncherEnd(self._unix.accept()[0]))
 
 
 def _listen(addresses: Sequence[str], wanted: int) -> list[socket.socket]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from horovodish.launcher.job.listener import Acceptor, unix_listener
 from horovodish.launcher.supervisor.supervisor import user_of
 
 SOCKET = "status.socket"
@@ -21,6 +22,8 @@ ANSWER_SECONDS = {"status": 0.7, "stacks": 6.0}
 """How long the supervisors may take, by the question. They give their ranks less."""
 MOST_SILENT = 16
 """How many connections may ask nothing. One more, and the oldest of them is closed."""
+MOST_WAITING = 128
+"""How many connections may wait in the kernel. One more is told at once that the launcher does not answer."""
 
 
 @dataclass
@@ -59,11 +62,7 @@ class StatusDesk:
         self._visits: dict[int, _Visit] = {}
         self._last = 0
         (folder / DESCRIPTION).write_text(json.dumps({"process": os.getpid(), "command": list(command)}))
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.setblocking(False)
-        self._listener.bind(str(folder / SOCKET))
-        self._listener.listen()
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._acceptor = Acceptor(selector, [unix_listener(str(folder / SOCKET), MOST_WAITING)], self._admit)
 
     def close(self) -> None:
         """Lets nobody ask any more."""
@@ -72,8 +71,7 @@ class StatusDesk:
         for visit in self._visits.values():
             visit.connection.close()
         self._visits.clear()
-        self._selector.unregister(self._listener)
-        self._listener.close()
+        self._acceptor.close()
 
     def take(self, rank: int, answer: str) -> tuple[int, str]:
         """Notes the message `status` of a supervisor. Returns the process of its rank and its state."""
@@ -86,6 +84,7 @@ class StatusDesk:
 
     def turn(self, expected: int) -> None:
         """Answers those for whom as many supervisors have answered, or whose time is over."""
+        self._acceptor.resume()
         now = time.monotonic()
         for number, visit in list(self._visits.items()):
             if len(visit.answers) >= expected or now >= visit.ends_at:
@@ -98,17 +97,14 @@ class StatusDesk:
         ends = (visit.ends_at for visit in self._visits.values())
         return max(0.0, min(ends, default=float("inf")) - time.monotonic())
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # whoever asked is gone
-            connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            if user_of(connection) != os.geteuid():
-                connection.close()
-                return
-            if len(self._silent) == MOST_SILENT:
-                self._take_leave(self._silent[0])
-            self._silent.append(connection)
-            self._selector.register(connection, selectors.EVENT_READ, lambda: self._take_question(connection))
+    def _admit(self, connection: socket.socket, _: object) -> None:
+        if user_of(connection) != os.geteuid():
+            connection.close()
+            return
+        if len(self._silent) == MOST_SILENT:
+            self._take_leave(self._silent[0])
+        self._silent.append(connection)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._take_question(connection))
 
     def _take_leave(self, connection: socket.socket) -> None:
         self._silent.remove(connection)
@@ -136,12 +132,10 @@ class StatusDesk:
         known = self._describe()
         for rank in known["ranks"]:
             rank.update(visit.answers.get(rank["rank"], {}))
-        file = os.memfd_create("horovodish-status")
-        try:
-            os.write(file, json.dumps(known).encode())
-            socket.send_fds(visit.connection, [b"status"], [file])
-        except OSError:
-            pass  # whoever asked is gone
-        finally:
-            os.close(file)
-            visit.connection.close()
+        with visit.connection, contextlib.suppress(OSError):  # whoever asked is gone, or no more files can be open
+            file = os.memfd_create("horovodish-status")
+            try:
+                os.write(file, json.dumps(known).encode())
+                socket.send_fds(visit.connection, [b"status"], [file])
+            finally:
+                os.close(file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -162,6 +163,24 @@ def test_an_agent_in_a_process_with_many_open_files() -> None:
             agent = call(meeting.contact)
             agent.send(f"agent 0 1 - {describe_host()}")
             wait_until(lambda: len(meeting._agents) == 1)
+
+
+def test_who_asks_waits_while_no_more_files_can_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    may = threading.Event()
+    accept = socket.socket.accept
+
+    def accepts_later(listener: socket.socket) -> Any:
+        if not may.is_set():
+            may.set()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listener)
+
+    with Meeting(["127.0.0.1"]) as meeting, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker:
+        monkeypatch.setattr(socket.socket, "accept", accepts_later)
+        asker.settimeout(60)
+        asker.connect("\0" + meeting.name)
+        asker.send(b"hosts")
+        assert asker.recv(100) == b"hosts "
 
 
 def test_an_agent_that_is_lost_before_there_is_a_job(

@@ -17,8 +17,9 @@ import pytest
 from horovodish.errors import SettingError
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.job import listener
-from horovodish.launcher.job.launcher_end import TcpLauncherEnd
+from horovodish.launcher.job.launcher_end import LauncherEnd, TcpLauncherEnd
 from horovodish.launcher.job.listener import Handshake, SupervisorListener
+from horovodish.launcher.job.status_desk import SOCKET, StatusDesk
 from horovodish.launcher.supervisor import tcp_end
 from horovodish.launcher.supervisor.tcp_end import (
     HEAD,
@@ -185,6 +186,43 @@ def test_where_no_more_files_can_be_open_the_launcher_tries_again_later(
     stranger.close()
     may.set()
     assert call(door.address).is_open
+
+
+@pytest.mark.parametrize("who", ["a supervisor", "who asks for the status"])
+def test_a_unix_socket_waits_for_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+    tries: list[socket.socket] = []
+    links: list[LauncherEnd] = []
+    accept = socket.socket.accept
+
+    def accepts_later(listener: socket.socket) -> Any:
+        tries.append(listener)
+        if len(tries) < 3:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accepts_later)
+    monkeypatch.setattr(listener, "RETRY_SECONDS", 0.5)
+    turns: list[int] = []  # how many events each turn of the selector had
+    with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+        if who == "a supervisor":
+            listening = SupervisorListener(selector, tmp_path / "socket", links.append, None)
+            maintain, close, path = listening.maintain, listening.close, tmp_path / "socket"
+        else:
+            desk = StatusDesk(selector, tmp_path, ["train"], lambda *_: None, dict)
+            maintain, close, path = lambda: desk.turn(1), desk.close, tmp_path / SOCKET
+        try:
+            caller.connect(str(path))
+            while len(tries) < 3:
+                events = selector.select(0.02)
+                turns.append(len(events))
+                for key, _ in events:
+                    key.data()
+                maintain()
+            assert 0 in turns, "each turn tries again"
+        finally:
+            close()
+            for link in links:
+                link.close()
 
 
 def test_the_launcher_listens_at_the_addresses_that_it_names_and_no_others(door: Door) -> None:
