@@ -4,6 +4,7 @@ import contextlib
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from horovodish.launcher.agents.agent import last_line, run_agent
 from horovodish.launcher.function.call import Call
 from horovodish.launcher.function.on_agents import agents_joined, ranks_of
 from horovodish.launcher.function.run_function import environment, options_of
+from horovodish.launcher.job.output import say
 
 __all__ = ["run"]
 
@@ -125,15 +127,21 @@ class _Tasks:
 
     @contextlib.contextmanager
     def ended_after(self) -> Iterator[None]:
-        """A context at whose end the job is cancelled, unless its tasks have ended. Waits for its end."""
+        """A context at whose end the job is cancelled, unless its tasks have ended. Says so if the job does not end."""
         try:
             yield
         finally:
             if self._thread:
                 self._thread.join(LEAVE_SECONDS)
+                gives_up_at = time.monotonic() + LEAVE_SECONDS
+                while self._thread.is_alive() and time.monotonic() < gives_up_at:
+                    with contextlib.suppress(Exception):  # another thread may have stopped the context
+                        self._context.cancelJobGroup(self._group)  # a job that Spark does not know yet goes on
+                    self._thread.join(CANCEL_SECONDS)
                 if self._thread.is_alive():
-                    self._context.cancelJobGroup(self._group)
-                    self._thread.join()
+                    say(
+                        f"warning: Spark has not ended the job of {self._count} ranks, whose tasks may keep their slots"
+                    )
 
     def start(self, contact: str) -> None:
         count, context = self._count, self._context
@@ -159,7 +167,9 @@ class _Tasks:
 
 
 LEAVE_SECONDS = 10.0
-"""How long the tasks may take to end when their agents are told to leave."""
+"""How long the tasks may take to end when their agents are told to leave, and as long again when they are cancelled."""
+CANCEL_SECONDS = 0.5
+"""How often to cancel the job."""
 
 
 def _agents(numbers: Iterator[int], contact: str) -> Iterator[str]:

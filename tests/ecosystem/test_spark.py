@@ -6,6 +6,7 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -41,6 +42,7 @@ from pyspark.sql import SparkSession
 
 import horovodish.spark
 from horovodish.launcher.function.ranks import RankTraceback
+from horovodish.spark import run_function
 
 cloudpickle.register_pickle_by_value(cluster_functions)
 
@@ -127,6 +129,39 @@ def test_tasks_that_find_no_room(context: Any) -> None:
     with pytest.raises(hvd.LaunchError, match=r"only [0-3] of 4 agents joined in time"):
         horovodish.spark.run(world, args=(1,), num_proc=4, start_timeout=3)
     assert context.parallelize(range(3), 3).map(lambda x: x + 1).collect() == [1, 2, 3]
+
+
+class HardOfHearing:
+    """A context that does not cancel jobs the first times."""
+
+    def __init__(self, context: Any, times: float) -> None:
+        self._context = context
+        self.times = times
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def cancelJobGroup(self, group: str) -> None:  # noqa: N802
+        self.times -= 1
+        if self.times < 0:
+            self._context.cancelJobGroup(group)
+
+
+@pytest.mark.parametrize("times", [1, float("inf")])
+def test_a_job_that_does_not_end_when_it_is_cancelled(
+    context: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], times: float
+) -> None:
+    monkeypatch.setattr(run_function, "LEAVE_SECONDS", 1.0)
+    hard_of_hearing = HardOfHearing(context, times)
+    tasks = run_function._Tasks(hard_of_hearing, 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with tasks.ended_after():
+            tasks.start(f"{'0' * 64} {silent.getsockname()[1]} 127.0.0.1")
+        assert hard_of_hearing.times in (-1, times)
+        told = "warning: Spark has not ended the job of 1 ranks" in capsys.readouterr().err
+        assert told == (times == float("inf")) == tasks._thread.is_alive()
+    context.cancelJobGroup(tasks._group)
+    tasks._thread.join()
 
 
 DRIVER = """
