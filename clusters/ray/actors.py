@@ -24,9 +24,9 @@ from horovodish.launcher.agents.agent import last_line, run_agent
 class Worker:
     """Runs an agent."""
 
-    def serve(self, contact: str, number: int) -> str:
+    def serve(self, contact: str, number: int, starts_again: bool) -> str:
         """Returns why the agent has ended; nothing if it was told to."""
-        return run_agent(contact, number)
+        return run_agent(contact, number, starts_again=starts_again)
 
 
 class Promise:
@@ -70,7 +70,7 @@ class Actors:
         resources: of each bundle of the placement group.
         per_bundle: how many actors each bundle has.
         strategy: of the placement group; empty without one: then each actor begins when Ray has room for it, and Ray
-            starts it again when it dies.
+            starts it again when it dies. The actor starts its agent again.
         of_actor: the options of an actor that name its resources.
         uses_current_group: whether to use the placement group around this process, if there is one.
     """
@@ -119,7 +119,7 @@ class Actors:
 
     def start(self, contact: str) -> None:
         """Starts the agents."""
-        self._ends = [each.serve.remote(contact, n) for n, each in enumerate(self._handles)]
+        self._ends = [each.serve.remote(contact, n, not self._strategy) for n, each in enumerate(self._handles)]
 
     def problem(self, within_seconds: float) -> str:
         """Which actor has failed and why; nothing if none has."""

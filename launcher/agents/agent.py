@@ -48,6 +48,8 @@ JOIN_SECONDS = 600.0
 """How long an agent that was started by hand waits for a launcher."""
 RETRY_SECONDS = 1.0
 GONE = "the launcher is gone"
+ENDED_BY_ITSELF = 3
+"""The exit status of an agent that has joined and was not told to end."""
 ENDS = "horovodish: the agent ends: "
 """Begins the last line of an agent that was not told to end."""
 PIECE_BYTES = 1 << 14
@@ -58,19 +60,26 @@ JOIN = re.compile(rf"({ADDRESS}(?:,{ADDRESS})*):([0-9]{{1,5}})")
 """The value of --join. An IPv6 address is in brackets, as it contains colons."""
 
 
-def run_agent(contact: str, number: int) -> str:
+def run_agent(contact: str, number: int, *, starts_again: bool = False) -> str:
     """Runs an agent with one slot, which ends with this process. Blocks until the agent has ended.
 
     Args:
         contact: of the meeting. It is secret, so the agent reads it from stdin and not from its command line.
         number: agents are ordered by it.
+        starts_again: whether to start another agent when one that has joined ends without being told to.
 
     Returns:
         Why the agent has ended; nothing if it was told to.
     """
     command = module_command("horovodish.launcher.agents.agent", str(os.getpid()))
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
-    _, said = process.communicate(f"{number} 1 {contact}".encode())
+    has_joined = False
+    while True:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        _, said = process.communicate(f"{number} 1 {contact}".encode())
+        has_joined |= process.returncode == ENDED_BY_ITSELF or process.returncode < 0
+        if not process.returncode or not (starts_again and has_joined):
+            break
+        time.sleep(RETRY_SECONDS)
     if process.returncode < 0:
         return f"it was killed by {signal_name(-process.returncode)}"
     return last_line(said.decode(errors="replace")).removeprefix(ENDS) if process.returncode else ""
@@ -270,30 +279,17 @@ def join_by_hand(at: str, slots: int | None, secret: str) -> int:
     return 0
 
 
-def join(contact: str, number: int, slots: int, parent: int = 0) -> str:
-    """Joins a meeting and serves it. Returns why it ended; nothing if the meeting was over.
-
-    Args:
-        contact: of the meeting.
-        number: agents are ordered by it.
-        slots: for how many ranks the agent stands.
-        parent: the agent ends when this process ends; 0: none.
-
-    Raises:
-        OSError: the meeting cannot be reached.
-    """
-    return Agent(call(contact), parent).run(number, slots)
-
-
 def main(arguments: Sequence[str]) -> int:
     number, slots, contact = sys.stdin.read().split(" ", 2)
     try:
-        reason = join(contact, int(number), int(slots), int(arguments[0]))
+        link = call(contact)
     except OSError as problem:
-        reason = f"it cannot reach the launcher: {problem}"
+        print(f"{ENDS}it cannot reach the launcher: {problem}", file=sys.stderr)
+        return 1
+    reason = Agent(link, int(arguments[0])).run(int(number), int(slots))
     if reason:
         print(f"{ENDS}{reason}", file=sys.stderr)
-    return int(bool(reason))
+    return ENDED_BY_ITSELF if reason else 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 from horovodish.launcher.agents.meeting import Meeting, on_agents
 from horovodish.launcher.function.ranks import LOOPBACK, Problem, Ranks
 from horovodish.launcher.hosts.addresses import addresses
+from horovodish.launcher.job.output import say_unless_stuck
 from horovodish.launcher.job.progress import Progress
 from horovodish.launcher.options import LaunchOptions
 
@@ -34,6 +35,8 @@ def agents_joined(
         until = time.monotonic() + within_seconds
         meeting.gather(count, until, progress.show, lambda: problem(0.0), is_elastic=options.is_elastic)
         progress.show("")
+        if options.is_elastic:
+            meeting.when_lost = lambda: say_unless_stuck(meeting.lost[-1])
         yield meeting
 
 

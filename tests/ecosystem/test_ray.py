@@ -412,6 +412,18 @@ def test_an_elastic_executor_waits_for_an_actor_that_has_died_between_two_runs(e
     assert executor.run(world, args=(2,)) == [(0, 1, 2.0)]
 
 
+def test_an_elastic_executor_gets_back_an_agent_that_was_killed(
+    executors: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    executor = executors(min_workers=1, elastic_timeout=60)
+    assert executor.run(world, args=(1,)) == [(0, 1, 1.0)]
+    agent = next(pid for pid, command in ours().items() if "horovodish.launcher.agents.agent" in command)
+    os.kill(agent, signal.SIGKILL)
+    wait_until(lambda: executor._meeting.lost)
+    assert executor.run(world, args=(2,)) == [(0, 1, 2.0)]
+    assert re.search(r"^horovodish: the agent on .* has gone: its process was killed", capfd.readouterr().err, re.M)
+
+
 ON_TWO_NODES = """
 import socket, sys
 import ray

@@ -20,7 +20,7 @@ import pytest
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher import run as launcher_run
 from horovodish.launcher.agents import program
-from horovodish.launcher.agents.agent import key_of, last_line, written
+from horovodish.launcher.agents.agent import key_of, last_line, run_agent, written
 from horovodish.launcher.agents.meeting import Meeting, hosts_of_meeting, on_agents
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.options import LaunchOptions
@@ -306,7 +306,9 @@ def test_who_does_not_know_the_secret_does_not_join() -> None:
 
 def test_a_command_may_write_what_is_no_text(capfd: pytest.CaptureFixture[str]) -> None:
     with Meeting(["127.0.0.1"]) as meeting:
-        joins = "import sys; from horovodish.launcher.agents.agent import join; join(sys.argv[1], 0, 1)"
+        joins = (
+            "import sys; from horovodish.launcher.agents.agent import Agent, call; Agent(call(sys.argv[1])).run(0, 1)"
+        )
         with subprocess.Popen([sys.executable, "-c", joins, meeting.contact]) as agent:
             try:
                 meeting.gather(1, time.monotonic() + 60, lambda _: None, lambda: "")
@@ -317,6 +319,28 @@ def test_a_command_may_write_what_is_no_text(capfd: pytest.CaptureFixture[str]) 
             finally:
                 agent.terminate()
     assert capfd.readouterr().err.count("\ufffd") == 30000
+
+
+def test_an_agent_that_has_joined_and_ends_by_itself_is_started_again() -> None:
+    ends: list[str] = []
+    with Meeting(["127.0.0.1"]) as meeting:
+        runs = threading.Thread(target=lambda: ends.append(run_agent(meeting.contact, 0, starts_again=True)))
+        runs.start()
+        for losses, number in enumerate((signal.SIGTERM, signal.SIGKILL), 1):
+            wait_until(lambda: len(meeting._agents) == 1)
+            (agent,) = meeting._agents.values()
+            os.kill(agent.host.process, number)
+            wait_until(lambda losses=losses: len(meeting.lost) == losses)
+        wait_until(lambda: len(meeting._agents) == 1)
+    runs.join()
+    assert ends == [""]
+
+
+def test_an_agent_that_cannot_join_is_not_started_again() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        contact = f"{'0' * 64} {nobody.getsockname()[1]} 127.0.0.1"
+        assert "cannot reach the launcher" in run_agent(contact, 0, starts_again=True)
 
 
 def test_an_agent_of_another_version_is_sent_away() -> None:
