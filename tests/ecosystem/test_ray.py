@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import horovodish as hvd
+from support.documents import python_blocks
 from support.hosts import hosts
 from support.orphans import mark_of_this_process, parent
 from support.scripts import output_of
@@ -95,6 +96,13 @@ def test_digits() -> None:
     assert found, output
     assert found[1] == found[2]
     assert float(found[1]) > 0.9
+
+
+def test_the_program_of_the_guide(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(python_blocks("docs/ray.md")[0])
+    losses = output_of(program, np=0).splitlines()[-1]
+    assert re.fullmatch(r"\[[\d.e-]+, [\d.e-]+\]", losses), losses
 
 
 def test_functions_one_after_the_other(executors: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import horovodish as hvd
+from support.documents import python_blocks
 from support.hosts import hosts
 from support.orphans import mark_of_this_process
 from support.scripts import output_of
@@ -71,6 +72,13 @@ def test_digits() -> None:
     assert found, output
     assert found[1] == found[2]
     assert float(found[1]) > 0.9
+
+
+def test_the_program_of_the_guide(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(python_blocks("docs/spark.md")[0])
+    losses = output_of(program, np=0).splitlines()[-1]
+    assert re.fullmatch(r"\[[\d.e-]+, [\d.e-]+\]", losses), losses
 
 
 def test_results_come_by_rank(context: Any) -> None:
