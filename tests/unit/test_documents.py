@@ -26,6 +26,17 @@ def test_llms_txt_names_pages_of_the_site() -> None:
     assert [page for page in pages if not (ROOT / "docs" / f"{page}.md").exists()] == []
 
 
+def test_the_order_of_search_results_names_pages() -> None:
+    scorer = (ROOT / "docs/_site/scorer.js").read_text()
+    scores, guides = (
+        re.search(rf"const {name} = {{(.*?)}};", scorer, re.DOTALL) for name in ("SCORE_OF_PAGE", "GUIDE_OF_WORD")
+    )
+    assert scores and guides
+    pages = {*re.findall(r"(\w+):", scores[1]), *re.findall(r': "([^"]+)"', guides[1])}
+    assert {"timeline", "recipes", "reference/errors"} <= pages
+    assert [page for page in pages if not (ROOT / "docs" / f"{page}.md").exists()] == []
+
+
 def test_plots_take_the_colours_of_the_page() -> None:
     pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
     plots = {name for page in pages for name in re.findall(r"!\[[^]]*\]\(\.\./(\S+)\)", page)}
