@@ -313,6 +313,18 @@ def test_a_chart_is_drawn_when_it_is_seen_and_all_are_when_the_page_is_printed(t
     assert asked(page, ask) == [1, [640, 640], "#fff"]
 
 
+@needs_browser
+def test_the_picture_of_a_step_keeps_its_shape_and_its_letters_in_a_narrow_window(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert report(write_run(tmp_path, lambda *_: 40, BUCKETS), str(page)) == 0
+    ask = """document.body.style.width = "360px";
+      const svg = document.querySelector("svg"), drawn = svg.getBoundingClientRect(), whole = svg.viewBox.baseVal;
+      const letters = parseFloat(getComputedStyle(svg.querySelector("text")).fontSize);
+      answer([drawn.width / whole.width * letters, drawn.height / whole.height * letters]);"""
+    across, along = asked(page, ask)
+    assert across == pytest.approx(along, rel=0.01) and across > 9
+
+
 def test_long_times_and_large_sizes_have_no_exponents() -> None:
     assert [text_of_seconds(each) for each in (3723.4, 0.9999, 2.384)] == ["3723 s", "1000 ms", "2.38 s"]
     assert text_of_bytes(2.5e12) == "2500 GB"
