@@ -50,7 +50,7 @@ class Outcome:
     """The outcome of an exchange, the same on all ranks.
 
     Attributes:
-        commit: the number of the commit that all ranks have now, of the state with the greatest number; 0: they begin.
+        commit: the number of the commit that all ranks have now, of the last state that has one; 0: they begin.
         repeated: how many commits after it some rank had made, or was about to make.
         is_interrupted: whether the ranks have left the last world because of new hosts.
         notes: what each rank has said, by rank.
@@ -129,7 +129,8 @@ def exchange(states: Sequence[_State], note: Any = None, *, in_recovery: bool = 
         theirs = [offer for offer in of_all if offer is not None]
         state._is_synced = False
         if len(theirs) == len(told):
-            outcome.commit, repeated = _agree(state, theirs, world)
+            commit, repeated = _agree(state, theirs, world)
+            outcome.commit = commit or outcome.commit
             outcome.repeated = 0 if outcome.is_interrupted else repeated
         state._is_interrupted = False
     return outcome

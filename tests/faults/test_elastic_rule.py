@@ -118,6 +118,29 @@ def test_states_of_two_phases_are_not_mixed_up(copies: str, commits: bool, tmp_p
     assert ended.results == [[{"x": 3}, {"y": 103}]] * 2
 
 
+def lose_a_rank_as_the_second_phase_begins(scene: Scene) -> list[int]:
+    """The second state has no commit yet, and no step of the first phase is done again."""
+    states = ObjectState(step=0), ObjectState(step=0)
+    for state in states:
+        while True:
+            with hvd.elastic.attempt(state):
+                if state.step == 3:
+                    break
+                if state is states[1] and scene.me == 2:
+                    scene.die("begins")
+                hvd.allreduce(np.ones(1), name="gradient")
+                state.step += 1
+    return [state.step for state in states]
+
+
+def test_a_phase_that_begins_again_is_not_the_beginning_of_the_job(tmp_path: Path) -> None:
+    ended = run_elastic(lose_a_rank_as_the_second_phase_begins, tmp_path, 3, flags=["--min-np", "2"])
+    assert ended.status == 0, ended.said
+    assert ended.results == [[3, 3]] * 2
+    assert "from commit " in ended.said, ended.said
+    assert "from the beginning" not in ended.said, ended.said
+
+
 def catch_everything(scene: Scene, kind: str) -> Any:
     """A script that leaves out what fails."""
     skipped: list[int] = []
