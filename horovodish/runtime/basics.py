@@ -321,14 +321,20 @@ def left_in_order() -> bool:
 
 
 def check_no_loss() -> None:
-    """Raise if a rank was lost, this rank has needed it, and the script goes on.
+    """Raise if a rank was lost or did not answer, this rank has needed it, and the script goes on.
 
     Raises:
-        RankLostError: that is so.
+        RankLostError: a rank was lost.
+        StallError: the ranks have waited for each other for too long.
     """
-    if has_engine() and (has_failed() or is_cut_off()) and (lost := loss()):
-        caught = " The script has caught the error that said so. Let it pass: hvd.elastic then goes back to a commit"
+    if not has_engine() or not (has_failed() or is_cut_off()):
+        return
+    caught = " The script has caught the error that said so. Let it pass: hvd.elastic then goes back to a commit"
+    if lost := loss():
         raise RankLostError(f"{lost.rstrip('.')}.{caught if has_failed() else ''}")
+    for kind, message, _ in running().engine.failures():
+        if isinstance(error := from_native(kind, message), StallError):
+            raise StallError(f"{error}\n{caught.strip()}")
 
 
 def has_failed() -> bool:

@@ -182,6 +182,33 @@ def test_a_loss_that_was_caught_leaves_no_step_out(kind: str, tmp_path: Path) ->
     assert (warning in ended.said) == (kind == "blocks")
 
 
+def catch_a_stall(scene: Scene, mark: str) -> float:
+    """The ranks wait for one that is late, and the script leaves out what fails."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < 3:
+            if state.step == 1 and scene.me == 1:
+                wait_until(Path(mark).exists)
+            try:
+                state.total += hvd.allreduce(np.ones(1), name="gradient").item()
+            except Exception:
+                Path(mark).touch()
+            state.step += 1
+            state.commit()
+
+    state = ObjectState(step=0, total=0.0)
+    train(state)
+    return state.total
+
+
+def test_a_stall_that_was_caught_leaves_no_step_out(tmp_path: Path) -> None:
+    flags = ["--min-np", "2", "--stall-check-warning-time-seconds", "1", "--stall-check-shutdown-time-seconds", "2"]
+    ended = run_elastic(catch_a_stall, tmp_path, 2, str(tmp_path / "caught"), flags=flags)
+    assert ended.status == 0, ended.said
+    assert ended.results == [3.0] * 2
+
+
 def skip_batches_that_fail(scene: Scene, slots: str) -> Any:
     """A script that leaves out the rest of an epoch when a batch fails. In the first one new slots come."""
 
