@@ -195,8 +195,9 @@ class _Loop:
 
     def _check_left(self, outcome: Outcome) -> None:
         """Have new processes begin again if a state is behind the end of its last block: no script goes back there."""
-        left = dict(note.left for note in outcome.notes if note.left)
-        if any(state.is_synced and state._position[2] < left.get(state._number, 0) for state in self.states):
+        now = {state._number: state._position[2] for state in self.states if state.is_synced}
+        left = [note.left for note in outcome.notes if note.left]
+        if any(now.get(number, commit) < commit for number, commit in left):
             self._begin_anew("between the blocks of two states, before all hosts had the first one's last commit")
 
     def _begin_anew(self, when: str) -> None:

@@ -198,8 +198,8 @@ OF_KEPT = [
     ),
     Mutation(
         *("a state goes back behind its last block", LOOP, "_Loop._check_left"),
-        "left.get(state._number, 0)",
-        "0",
+        "now.get(number, commit) < commit",
+        "False",
     ),
     Mutation(
         *("a last block counts although it has no commit", LOOP, "_Loop.end_block"),
