@@ -315,13 +315,12 @@ def _agreement(cluster: Cluster, local: int, hosts: int) -> float:
 
 
 def chunk_bytes(hosts: int, local: int, length: float) -> float:
-    """The length of the chunks in which an operation of this length travels."""
+    """The size of an operation's chunks. `length`: of the operation, in bytes."""
     if hosts == 1:
         return CHUNK_BYTES
     if local == 1:
         return length
-    least = SEGMENT_BYTES * local * hosts
-    return min(LARGEST_CHUNK_BYTES, math.ceil(CHUNK_BYTES / least) * least)
+    return _native.exchanged_chunk(CHUNK_BYTES, SEGMENT_BYTES, hosts * local, LARGEST_CHUNK_BYTES)
 
 
 @lru_cache(maxsize=1 << 14)

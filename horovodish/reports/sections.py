@@ -191,8 +191,8 @@ def _kinds(figures: Figures) -> str:
         on_host = [each for each in figures.tensors if each.track.on_host]
         rows.append(("all", "exchange between hosts", "", *_rate(on_host, seconds)))
         note = (
-            "<p class=soft>Bytes are those of the tensors, also in the row of the exchange. What a link carries is "
-            "another number: it depends on the operation and on the number of hosts, and a codec makes it smaller. "
+            "<p class=soft>Bytes are those of the tensors, also in the row of the exchange. A link carries another "
+            "number of bytes: it depends on the operation and on the number of hosts, and a codec makes it smaller. "
             "<code>horovodish status --watch</code> shows it while a job runs.</p>"
         )
     return table(("dtype", "where", "operations", "bytes of tensors", "communicates", "bandwidth"), rows) + note

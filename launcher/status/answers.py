@@ -161,7 +161,7 @@ class RankStatus:
 
     @property
     def waited(self) -> tuple[float, str]:
-        """For how long the rank or its GPU has waited for others, and in which call; 0 and empty if neither does."""
+        """The seconds that the rank or its GPU has waited for others, and the call. If neither waits: 0 and no call."""
         found = [*((wait.seconds, wait.call) for wait in self.waits), *self.transfers]
         if self.gpu and self.gpu.has_started:
             found.append((self.gpu.idle_seconds, self.gpu.call))

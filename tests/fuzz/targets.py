@@ -93,7 +93,7 @@ class TwoRanks:
 
 
 def hello(data: bytes) -> None:
-    """What arrives at the socket where a rank meets the other ranks of its host."""
+    """Bytes that reach a rank at the socket where the ranks of a host meet."""
     ranks = TwoRanks(data or b"\0")
     with contextlib.suppress(LaunchError):
         peers = local_peers.connect(ranks, 4096, 0.01)

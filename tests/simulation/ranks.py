@@ -20,7 +20,7 @@ class Wrong(AssertionError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a rank after a number of events.
+    """A fault that a rank meets after a number of events.
 
     Attributes:
         event: the number of the event, after the mark if there is one.

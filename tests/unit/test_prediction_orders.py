@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovodish._native import testing
 from horovodish.predictions.cluster import Cluster
 from horovodish.predictions.steps import (
+    CHUNK_BYTES,
+    LARGEST_CHUNK_BYTES,
+    SEGMENT_BYTES,
     STRATEGIES,
     Prediction,
     Strategy,
@@ -20,6 +22,7 @@ from horovodish.predictions.steps import (
     wire_bytes,
 )
 from horovodish.predictions.workload import Bucket, Workload
+from horovodish.settings import Settings
 
 NAMED = {strategy.name: strategy for strategy in STRATEGIES}
 ROUNDING = 1 - 1e-9
@@ -97,12 +100,10 @@ def test_strategies_are_in_order(cluster: Cluster, workload: Workload, ranks: in
     assert predict(workload, cluster, ranks + 1, NAMED["allreduce"]).late >= of("allreduce").late
 
 
-@given(st.integers(2, 600), st.integers(2, 64))
-@example(2, 2)
-@example(16, 8)
-def test_chunks_are_those_of_the_engine(hosts: int, local: int) -> None:
-    engine = testing.exchanged_chunk(256 << 10, 64 << 10, hosts * local, 1 << 20)
-    assert chunk_bytes(hosts, local, 1e9) == engine
+def test_chunks_begin_with_the_default_setting() -> None:
+    assert Settings().chunk_kb << 10 == CHUNK_BYTES
+    assert chunk_bytes(2, 2, 1e9) == 4 * SEGMENT_BYTES
+    assert chunk_bytes(16, 8, 1e9) == LARGEST_CHUNK_BYTES
 
 
 @given(st.integers(2, 300), st.floats(1, 1e9))

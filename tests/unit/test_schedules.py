@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from horovodish import _native
-from horovodish._native import GENERATIONS, testing
+from horovodish._native import GENERATIONS, exchanged_chunk, testing
 from horovodish.predictions.steps import steps_and_bytes
 
 sizes = st.tuples(st.integers(2, 9), st.integers(0, 60), st.integers(1, 20), st.integers(0, 2**32))
@@ -229,7 +229,7 @@ def test_tree_broadcast(case: tuple[int, int, int, int], data: st.DataObject) ->
 @given(st.integers(1, 1024), st.integers(1, 128), st.integers(2, 64), st.integers(0, 2048))
 def test_a_chunk_between_hosts_is_whole_segments(wanted: int, segment: int, pieces: int, more: int) -> None:
     most = wanted + more
-    chunk = testing.exchanged_chunk(wanted, segment, pieces, most)
+    chunk = exchanged_chunk(wanted, segment, pieces, most)
     assert 0 < chunk <= most
     if segment * pieces <= most:
         assert chunk % (segment * pieces) == 0
@@ -239,7 +239,7 @@ def test_a_chunk_between_hosts_is_whole_segments(wanted: int, segment: int, piec
 
 
 def test_two_hosts_of_two_ranks_send_two_segments_at_a_time() -> None:
-    assert testing.exchanged_chunk(256, 60, 2 * 2, 1024) == 2 * 60 * 4
+    assert exchanged_chunk(256, 60, 2 * 2, 1024) == 2 * 60 * 4
 
 
 SLOTS = 8

@@ -14,6 +14,7 @@
 #include "planes/mpi/mpi_exit.h"
 #include "planes/mpi/schedule.h"
 #include "planes/nccl/nccl_launch.h"
+#include "planes/shards.h"
 #include "python/bindings.h"
 #include "xla/xla_handlers.h"
 
@@ -90,6 +91,8 @@ NB_MODULE(_native, module) {
     }
     return "";
   });
+  module.def("exchanged_chunk", &exchanged_chunk, nb::arg("wanted"), nb::arg("segment"), nb::arg("pieces"),
+             nb::arg("most"));
   module.def("engine_interface", [] { return reinterpret_cast<uintptr_t>(&engine_interface()); });
   module.def("load_device_libraries", &load_device_libraries, nb::arg("cuda"), nb::arg("nccl"),
              nb::call_guard<nb::gil_scoped_release>());

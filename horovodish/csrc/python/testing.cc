@@ -316,7 +316,6 @@ void bind_schedules(nb::module_& module) {
   module.def("tree_broadcast", [as_dict](int rank, int ranks, int root, size_t count, size_t segment) {
     return as_dict(tree_broadcast(rank, ranks, root, count, segment));
   });
-  module.def("exchanged_chunk", &exchanged_chunk);
   module.def("exchange_tags", [](const std::vector<std::vector<int>>& hosts, uint64_t chunk, int generation) {
     const HostShards shards(hosts, abi::MpiTags::kExchanges);
     std::vector<int> tags;

@@ -234,7 +234,7 @@ def test_a_job_is_chosen_before_it_is_asked(launch: Callable[..., Any], tmp_path
     silent, connect = [], jobs._described
 
     def as_if_it_ran(path: str) -> jobs.JobStatus | None:
-        """The kernel's state of a launcher that hangs differs from that of a stopped one."""
+        """A launcher that hangs is not stopped for the kernel, so its job must not look stopped here."""
         its = connect(path)
         if its is None or its.process != hanging.process.pid:
             return its
