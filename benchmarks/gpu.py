@@ -20,6 +20,7 @@ import functools
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 
 os.environ.setdefault("HOROVODISH_PLANE", "nccl")
@@ -187,13 +188,18 @@ def median_us(wanted: int, *works: Callable[[], object]) -> list[tuple[float, fl
 
 
 def tell_overheads(tell: Callable[[str], None], rounds: int) -> None:
-    """What a small allreduce costs, of one rank without anything of NCCL's; a bucket as one tensor and packed, whose
+    """What a small allreduce costs, beside torch.distributed's over NCCL; a bucket as one tensor and packed, whose
     difference is all that more than one stream could hide; and memory that the engine allocates, where the GPU was idle
     before and where it was not.
     """
     value = torch.ones(1, device="cuda")
-    [(host, done)] = median_us(rounds * 30, lambda: hvd.allreduce_(value, op=hvd.Sum, name="overhead"))
-    tell(f"allreduce of 4 bytes: host {host:.1f} us, GPU done after {done:.1f} us")
+    ours, theirs = median_us(
+        rounds * 30,
+        lambda: hvd.allreduce_(value, op=hvd.Sum, name="overhead"),
+        lambda: torch.distributed.all_reduce(value),
+    )
+    for name, (host, done) in (("allreduce", ours), ("torch.distributed's", theirs)):
+        tell(f"{name} of 4 bytes: host {host:.1f} us, GPU done after {done:.1f} us")
     whole = torch.zeros(BUCKET_MIB << 18, device="cuda")
     parts = [part.clone() for part in whole.chunk(BUCKET_TENSORS)]
     (_, one), (_, many) = median_us(
@@ -228,6 +234,7 @@ def main() -> None:
     parser.add_argument("--thresholds", nargs="*", type=float, help="fusion thresholds in MiB to compare, ours only")
     parser.add_argument("--timeline", help="records one step of each model, apart from what is measured")
     options = parser.parse_args()
+    warnings.filterwarnings("ignore", "the ranks train different parameters")  # `plain` does
     if not torch.cuda.is_available():
         parser.error("PyTorch finds no CUDA device here")
     hvd.init()
@@ -235,14 +242,16 @@ def main() -> None:
     tell = functools.partial(print, flush=True) if hvd.rank() == 0 else lambda _: None
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     tell(f"{hvd.size()} rank(s), {torch.cuda.get_device_name()}, torch {torch.__version__}, torch's NCCL {nccl}")
+    hvd.allreduce(torch.ones(1, device="cuda"))  # before torch.distributed: it tells NCCL that ranks may share a GPU
+    start_ddp()
     tell_overheads(tell, options.rounds)
-    if options.models and not options.thresholds:
-        start_ddp()
     for name in options.models:
         batch = max(1, int(MODELS[name][2] * options.batch_scale))
         if options.thresholds:
             for threshold in options.thresholds:
+                hvd.shutdown()
                 os.environ["HOROVODISH_FUSION_THRESHOLD_MB"] = str(threshold)
+                hvd.init()
                 seconds = options.seconds / len(options.thresholds)
                 taken, steps = compare(name, ["ours"], batch, options.rounds, options.steps, seconds)
                 tell(
@@ -267,8 +276,7 @@ def main() -> None:
             torch.cuda.synchronize()
             hvd.stop_timeline()
         torch.cuda.empty_cache()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

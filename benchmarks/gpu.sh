@@ -9,7 +9,7 @@
 #     first-two       90 s   the same with two ranks on this GPU
 #     tests          360 s   all tests with the marker `gpu`
 #     one-rank       240 s   step times beside DistributedDataParallel and torch alone, and a timeline of one step
-#     thresholds     150 s   which fusion threshold is best
+#     thresholds     150 s   which fusion threshold is best for two ranks on this GPU
 #     two-ranks      240 s   step times of two ranks on this GPU
 #
 # Where time on a GPU is short, in three calls: `machine first first-two tests`, `one-rank thresholds`, `two-ranks`. A later
@@ -74,6 +74,6 @@ tests=$(grep -rl --include='test_*.py' '^@pytest.mark.gpu' tests)
 # shellcheck disable=SC2086
 step tests 360 "$python" -m pytest -q -m gpu --durations=0 $tests
 one one-rank 240 --timeline "$folder/timeline"
-one thresholds 150 --thresholds 4 16 64 128 --rounds 3 --seconds 40
+two thresholds 150 --batch-scale 0.5 --thresholds 4 16 64 --rounds 3 --seconds 40
 two two-ranks 240 --batch-scale 0.5 --rounds 5 --seconds 60
 exit $failed

@@ -172,7 +172,7 @@ def run_fused(leaves: Leaves, template: Traced) -> list[jax.Array]:
     # Ranks must cut a tree in the same places, though what they gather may have more rows on one than on another.
     sizes = [0 if template.operation.kind == "allgather" else array.nbytes for array in leaves.arrays]
     payloads = {index: Payload(sizes[index], leaves.arrays[index].dtype) for index in leaves.in_order_of_layers()}
-    buckets = backward_buckets(payloads, basics.running().settings.fusion_threshold_mb)
+    buckets = backward_buckets(payloads, basics.running().settings.bucket_mb(on_gpu=jax.default_backend() == "gpu"))
     codec = template.operation.codec
     parts = [
         ([leaves.suffixes[index] for index in bucket], [leaves.arrays[index] for index in bucket], codec)

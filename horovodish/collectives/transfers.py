@@ -6,11 +6,9 @@ from typing import Any
 
 from horovodish import _native
 from horovodish.collectives.adapter import Adapter, identified
-from horovodish.collectives.devices import HOST
-from horovodish.collectives.operation import Operation
+from horovodish.collectives.operation import Member, Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.collectives.submission import Handle, submit
-from horovodish.errors import UnsupportedTensorError
 
 __all__ = ["ANY_RANK", "receive", "send"]
 
@@ -35,7 +33,8 @@ def send(
 
     Args:
         adapter: knows the memory of the tensor.
-        tensor: in host memory, of any dtype and shape. It must not change before the handle is settled.
+        tensor: of any dtype and shape. In host memory it must not change before the handle is settled. Of a tensor on
+            a GPU, a copy in host memory travels: the call waits until the GPU has computed it.
         rank: the receiver, a rank of the world and of `process_set`.
         tag: from 0 to 2**32 - 1.
         name: what messages call the operation; None: they name the rank and the tag only.
@@ -48,13 +47,17 @@ def send(
         a rank of the set is lost, and `HorovodInternalError` if `rank` is this rank or is not in the set.
 
     Raises:
-        UnsupportedTensorError: the tensor is not in host memory, or of a dtype that is not known.
+        UnsupportedTensorError: the engine cannot take the tensor or its dtype.
         ValueError: a tag out of range, or this rank is not in the process set.
         NotInitializedError, ForkedProcessError: as for every operation.
     """
     operation = _named(Operation("send", name, process_set, root_rank=rank, tag=tag))
     source = adapter.source(tensor, str(operation.name))
-    return submit(operation, [_member(adapter, operation, source)], source, lambda _: rank, waits=waits)
+    member, is_staged = _member(adapter, operation, source)
+    if is_staged:
+        (source,), _ = adapter.copies([source], [])
+        member, _ = _member(adapter, operation, source)
+    return submit(operation, [member], source, lambda _: rank, waits=waits)
 
 
 def receive(
@@ -71,8 +74,8 @@ def receive(
 
     Args:
         adapter: knows the memory of the tensor.
-        tensor: in host memory, with the dtype and the number of elements of the sender's tensor. It is written to until
-            the handle is settled.
+        tensor: with the dtype and the number of elements of the sender's tensor. It is written to until the handle is
+            settled; on a GPU, when the handle is waited for.
         rank: the sender, a rank of the world and of `process_set`; `ANY_RANK` for whoever sends first.
         tag, name, process_set, waits: as for `send`.
 
@@ -85,12 +88,19 @@ def receive(
     """
     operation = _named(Operation("receive", name, process_set, root_rank=rank, tag=tag))
     target = adapter.target(tensor, str(operation.name))
+    arrival = target
+    member, is_staged = _member(adapter, operation, target)
+    if is_staged:
+        _, (arrival,) = adapter.copies([], [target])
+        member, _ = _member(adapter, operation, arrival)
 
     def received(native: _native.Handle) -> int:
+        if is_staged:
+            adapter.copy_back([arrival], [target])
         adapter.written([target])
         return native.sender()
 
-    return submit(operation, [_member(adapter, operation, target)], target, received, waits=waits)
+    return submit(operation, [member], arrival, received, waits=waits)
 
 
 def _named(operation: Operation) -> Operation:
@@ -100,12 +110,7 @@ def _named(operation: Operation) -> Operation:
     return operation._replace(name=name)
 
 
-def _member(adapter: Adapter[Any], operation: Operation, tensor: Any) -> Any:
+def _member(adapter: Adapter[Any], operation: Operation, tensor: Any) -> tuple[Member, bool]:
+    """The tensor as the engine takes it, and whether a copy in host memory travels in its place."""
     member = adapter.member(tensor, tensor, str(operation.name), None)
-    placement = adapter.placement(operation, [tensor], [member])
-    if placement.device != HOST or placement.is_staged:
-        raise UnsupportedTensorError(
-            f"{operation.name}: a {operation.kind} takes host memory only. Copy the {adapter.noun} to the host "
-            "before a send, and back to the device after a receive"
-        )
-    return member
+    return member, adapter.placement(operation, [tensor], [member]).is_staged

@@ -11,7 +11,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,9 @@ class Tuning:
     ring_segment_kb: float
 
     @classmethod
-    def of(cls, knobs: Settings) -> Tuning:
-        """The tuning of the settings."""
-        return cls(*(getattr(knobs, field.name) for field in fields(cls)))
+    def of(cls, knobs: Settings, *, on_gpu: bool = False) -> Tuning:
+        """The tuning of the settings, for gradients on a GPU or in host memory."""
+        return cls(knobs.bucket_mb(on_gpu=on_gpu), knobs.chunk_kb, knobs.ring_segment_kb)
 
 
 def search(start: Tuning, choices: Mapping[str, Sequence[float]]) -> Generator[Tuning, float, Tuning]:
@@ -107,6 +107,7 @@ class Tuner:
             a line for every sample. The first search of a process replaces it, the others append to it.
         process_set: the ranks that reduce these gradients.
         only: the fields of `Tuning` that can be chosen for these gradients; None: all.
+        on_gpu: whether they are reduced on a GPU.
 
     Attributes:
         tuning: how the next step is to be reduced.
@@ -115,14 +116,24 @@ class Tuner:
         SettingError: the log cannot be written.
     """
 
-    def __init__(self, name: str, knobs: Settings, process_set: ProcessSet, only: Collection[str] | None = None):
+    def __init__(
+        self,
+        name: str,
+        knobs: Settings,
+        process_set: ProcessSet,
+        only: Collection[str] | None = None,
+        *,
+        on_gpu: bool = False,
+    ):
         self._name = name
         self._steps_per_sample = knobs.autotune_steps_per_sample
         self._warmup_samples = knobs.autotune_warmup_samples
         self._ranks = process_set.size()
         self._process_set_id = checked_id(process_set)
         self._log = _log(knobs.autotune_log) if process_set.rank() == 0 else None
-        self._search: Generator[Tuning, float, Tuning] | None = search(Tuning.of(knobs), _choices_here(only))
+        self._search: Generator[Tuning, float, Tuning] | None = search(
+            Tuning.of(knobs, on_gpu=on_gpu), _choices_here(only)
+        )
         self.tuning = next(self._search)
         self._last_step: float | None = None
         self._seconds: list[float] = []

@@ -342,7 +342,7 @@ class LateSteps:
 
     def _end_receive(self) -> None:
         """End the first rank's receive, which would count as stalled after a while, with an empty message."""
-        if self._place == 1:
+        if self._place == len(self._ranks) - 1:
             self._send(np.zeros(3 + self._options))
         while self._place == 0 and self._look():
             pass

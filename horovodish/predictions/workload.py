@@ -14,6 +14,7 @@ from typing import Any
 from horovodish.gradients.plan import Payload, plan_buckets
 from horovodish.predictions.cluster import Cluster
 from horovodish.predictions.quantities import QuantityError, count, read_yaml, seconds, size
+from horovodish.settings import Settings
 
 __all__ = ["NEEDED", "Bucket", "Workload", "read_workload", "recut", "workload_from"]
 
@@ -22,7 +23,6 @@ NEEDED = (
     "without sync= or shard="
 )
 
-FUSION_BYTES = 4 << 20
 _MOST_BUCKETS = 1 << 20
 _REPORT = re.compile(r'<script type="application/json" id="report">(.*?)</script>', re.DOTALL)
 UTILIZATION = 0.4
@@ -180,7 +180,7 @@ def _of_yaml(path: Path, cluster: Cluster) -> Workload:
     backward = its.get("backward", 2 / 3)
     if not 0 < backward <= 1 or whole <= 0 or step <= 0:
         raise QuantityError(f"{path}: parameters and step must be more than 0, and backward a share of at most 1")
-    threshold = its.get("fusion_threshold", FUSION_BYTES)
+    threshold = its.get("fusion_threshold", Settings().bucket_mb(on_gpu=cluster.gpu is not None) * 2**20)
     if threshold <= 0:
         raise QuantityError(f"{path}: fusion_threshold must be more than 0, such as 4 MB")
     number = max(1, math.ceil(whole / threshold))

@@ -77,7 +77,8 @@ def test_two_dashes_end_the_flags() -> None:
 def test_every_setting_has_a_flag() -> None:
     for row in table():
         if not row.is_switch:
-            assert parsed("-np", "1", row.flag, str(row.default), "true").settings == {row.name: str(row.default)}
+            value = "7" if row.default is None else str(row.default)
+            assert parsed("-np", "1", row.flag, value, "true").settings == {row.name: value}
     assert parsed("-np", "1", "--start-timeout", "9", "true").settings == {"start_timeout_seconds": "9"}
 
 

@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_iter
 import horovodish.torch as hvd
 from horovodish.collectives import devices
 from horovodish.collectives.submission import Handle
+from horovodish.collectives.transfers import receive, send
 from horovodish.torch import cuda
+from horovodish.torch.adapter import TENSORS
 from support.model import FLOATS, INTEGERS, OPS, adasum, difference, reduced, values
 from support.pretended_gpu import Stream
 from support.tensors import array_of, tensor_of
@@ -134,6 +136,8 @@ class Place:
 def every_collective(place: Place) -> None:
     reductions(place)
     moves(place)
+    if hvd.size() > 1:
+        sends(place)
     groups_and_modules(place)
 
 
@@ -174,11 +178,31 @@ def moves(place: Place) -> None:
         np.testing.assert_array_equal(place.get(same), equal[size - 1])
 
 
+def sends(place: Place) -> None:
+    """Each rank sends to the next one: a value that its GPU is yet to compute."""
+    rank, size = hvd.rank(), hvd.size()
+    for length in (1, 70_000):
+        sent = place.put(np.full(length, float(rank), np.float32)) + 1
+        received = place.put(np.zeros((length, 1), np.float32))
+        handles = [send(TENSORS, sent, (rank + 1) % size), receive(TENSORS, received, (rank - 1) % size)]
+        assert [handle.wait() for handle in handles] == [(rank + 1) % size, (rank - 1) % size]
+        np.testing.assert_array_equal(place.get(received), np.full((length, 1), (rank - 1) % size + 1.0))
+
+
 def groups_and_modules(place: Place) -> None:
     rank, size = hvd.rank(), hvd.size()
     group = [place.put(np.full(4 + i, float(rank + i), np.float32)) for i in range(5)]
     for i, result in enumerate(hvd.grouped_allreduce(group, op=hvd.Sum)):
         np.testing.assert_array_equal(place.get(result), np.full(4 + i, sum(r + i for r in range(size))))
+    for dtype, lengths in [
+        ("uint8", (1, 3, 4, 40_001)),
+        ("bfloat16", (3, 1, 70_001)),
+        ("float32", (5, *[1] * 200, 300_007)),
+    ]:
+        of_ranks = [[values(dtype, length, r) for length in lengths] for r in range(size)]
+        for index, result in enumerate(hvd.grouped_allreduce([place.put(each) for each in of_ranks[rank]], op=hvd.Sum)):
+            expected = reduced([each[index] for each in of_ranks], "Sum")
+            assert not (wrong := difference(place.get(result), expected, 4.0 * size)), f"{dtype} {index}: {wrong}"
     linear = place.module(torch.nn.Linear(3, 2))
     hvd.broadcast_parameters(linear.state_dict(), root_rank=0)
     place.wait()

@@ -91,6 +91,12 @@ SAME(kCudaStreamNonBlocking, CU_STREAM_NON_BLOCKING);
 SAME(kCudaEventDisableTiming, CU_EVENT_DISABLE_TIMING);
 SAME(kCudaCaptureNone, CU_STREAM_CAPTURE_STATUS_NONE);
 SAME(kCudaCaptureModeRelaxed, CU_STREAM_CAPTURE_MODE_RELAXED);
+SAME(kCudaPoolReleaseThreshold, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
+SAME(CuPoolOptions{}.allocation_type, CU_MEM_ALLOCATION_TYPE_PINNED);
+SAME(CuPoolOptions{}.location_type, CU_MEM_LOCATION_TYPE_DEVICE);
+SAME(sizeof(CuPoolOptions), sizeof(CUmemPoolProps));
+SAME(offsetof(CuPoolOptions, location_type), offsetof(CUmemPoolProps, location.type));
+SAME(offsetof(CuPoolOptions, location), offsetof(CUmemPoolProps, location.id));
 """
 
 # Those without are other functions in CUDA 12.

@@ -27,8 +27,18 @@ def test_rows(row: settings.Setting) -> None:
     assert row.variable == f"HOROVODISH_{row.name.upper()}"
     assert row.flag == f"--{row.name.replace('_', '-')}"
     assert row.sentence.endswith(".")
+    if row.default is None:
+        assert row.parse("7", row.variable) == 7.0
+        assert row.usual
+        return
     assert row.parse(str(row.default), row.variable) == row.default
     assert type(row.parse(str(row.default), row.variable)) is type(row.default)
+
+
+def test_buckets_are_larger_on_a_gpu_unless_they_are_set() -> None:
+    assert [Settings().bucket_mb(on_gpu=on_gpu) for on_gpu in (False, True)] == [4.0, 32.0]
+    chosen, _ = loaded(HOROVODISH_FUSION_THRESHOLD_MB="4")
+    assert [chosen.bucket_mb(on_gpu=on_gpu) for on_gpu in (False, True)] == [4.0, 4.0]
 
 
 def test_nothing_set_gives_the_defaults() -> None:
@@ -115,7 +125,7 @@ def test_variables_of_horovod_without_effect_get_a_notice() -> None:
         ("HOROVODISH_CACHE_CAPACITY", "-1", "a whole number from 0"),
         ("HOROVODISH_CHUNK_KB", "3", "a whole number from 4 to 1048576 (default 256)"),
         ("HOROVODISH_CHUNK_KB", "9" * 30, "a whole number from 4"),
-        ("HOROVODISH_FUSION_THRESHOLD_MB", "nan", "a number from 0 to 65536 (default 4.0)"),
+        ("HOROVODISH_FUSION_THRESHOLD_MB", "nan", "a number from 0 to 65536 (default 4.0, and 32.0 on GPUs)"),
         ("HOROVODISH_FUSION_THRESHOLD_MB", "inf", "a number from 0"),
         ("HOROVODISH_FUSION_THRESHOLD_MB", "64MB", "a number from 0"),
         ("HOROVODISH_TIMELINE_MARK_CYCLES", "2", "1 (on) or 0 (off) (default off)"),

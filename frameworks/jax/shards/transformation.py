@@ -138,7 +138,7 @@ def _gathered(
     """The updates of whole parameters, from the parts of all ranks. Collective."""
     sizes = [math.prod(shape) for shape in layout.shapes]
     payloads = {index: Payload(sizes[index] * leaf.dtype.itemsize, leaf.dtype) for index, leaf in enumerate(parts)}
-    buckets = backward_buckets(payloads, basics.running().settings.fusion_threshold_mb)
+    buckets = backward_buckets(payloads, basics.running().settings.bucket_mb(on_gpu=jax.default_backend() == "gpu"))
     operation = Operation("allgather", f"{reduce.name}.updates", layout.process_set)
     calls = [
         Traced(

@@ -143,7 +143,7 @@ class Transfer(Work):
         tensors: list[Tensor],
         ranks: Sequence[int],
     ):
-        super().__init__(handle, call, timeout, completions, [])
+        super().__init__(handle, call, timeout, completions, [each.device for each in tensors if each.is_cuda])
         self._tensors, self._ranks = tensors, ranks
 
     def _value(self) -> list[Tensor]:

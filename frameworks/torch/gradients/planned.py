@@ -179,9 +179,10 @@ class PlannedGradients(ABC):
 
     def _make_plan(self) -> _native.BucketPlan:
         knobs = basics.running().settings
+        on_gpu = any(slot.device != HOST for slot in self._slots)
         if knobs.autotune and self._tuner is None:
-            self._tuner = Tuner(self._name, knobs, self._options.process_set)
-        tuning = self._tuner.tuning if self._tuner else Tuning.of(knobs)
+            self._tuner = Tuner(self._name, knobs, self._options.process_set, on_gpu=on_gpu)
+        tuning = self._tuner.tuning if self._tuner else Tuning.of(knobs, on_gpu=on_gpu)
         groups = [self._groups[id(slot.parameter)] for slot in self._slots]
         buckets = self._buckets(groups, tuning.fusion_threshold_mb)
         devices = [self._slots[members[0]].device for members in buckets]

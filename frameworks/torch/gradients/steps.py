@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from horovodish import _native
 from horovodish.collectives.consistency import details, is_due, warn_of_difference
+from horovodish.collectives.devices import HOST
 from horovodish.collectives.operation import text_of
 from horovodish.collectives.process_sets import checked_id
 from horovodish.collectives.submission import counted
@@ -161,7 +162,8 @@ class StepReducer:
     def _fragment(self, number: int, slots: list[Slot], options: GradientOptions) -> Fragment:
         groups = options.groups_of([slot.parameter for slot in slots])
         payloads = [slot.payload_in(group) for slot, group in zip(slots, groups, strict=True)]
-        buckets = plan_buckets(payloads, int(basics.running().settings.fusion_threshold_mb * 2**20))
+        on_gpu = any(slot.device != HOST for slot in slots)
+        buckets = plan_buckets(payloads, int(basics.running().settings.bucket_mb(on_gpu=on_gpu) * 2**20))
         places = [self._place_of(slot.parameter) for slot in slots]
         if options.alone:
             return Fragment(number, "", slots, places, None, None)

@@ -17,9 +17,21 @@ using CuStream = void*;  // null: the legacy default stream
 using CuEvent = void*;
 using CuPointer = unsigned long long;
 using CuDevice = int;
+using CuModule = void*;
+using CuFunction = void*;
+using CuPool = void*;
 
 struct CuUuid {
   std::array<unsigned char, 16> bytes;
+};
+
+// CUmemPoolProps; what is 0 has its default.
+struct CuPoolOptions {
+  int allocation_type = 1;  // CU_MEM_ALLOCATION_TYPE_PINNED, the only one
+  int handle_types = 0;
+  int location_type = 1;  // CU_MEM_LOCATION_TYPE_DEVICE
+  int location = 0;       // the device
+  std::array<uint64_t, 9> more{};
 };
 
 constexpr int kCudaSuccess = 0;
@@ -28,6 +40,7 @@ constexpr int kCudaNotReady = 600;
 constexpr int kCudaStreamCaptureImplicit = 906;
 constexpr unsigned kCudaStreamNonBlocking = 1;
 constexpr unsigned kCudaEventDisableTiming = 2;
+constexpr int kCudaPoolReleaseThreshold = 4;  // of CUmemPool_attribute
 constexpr int kCudaCaptureNone = 0;         // of CUstreamCaptureStatus
 constexpr int kCudaCaptureModeRelaxed = 2;  // of CUstreamCaptureMode
 
@@ -42,6 +55,7 @@ struct Cuda : Library {
   int (*device_get_name)(char* name, int length, CuDevice device) = look_up("cuDeviceGetName");
   int (*device_get_uuid)(CuUuid* uuid, CuDevice device) =
       look_up("cuDeviceGetUuid_v2");  // tells the parts of a divided GPU (MIG) apart
+  int (*device_total_memory)(size_t* bytes, CuDevice device) = look_up("cuDeviceTotalMem_v2");
   int (*primary_context_retain)(CuContext* context, CuDevice device) = look_up("cuDevicePrimaryCtxRetain");
   int (*context_push)(CuContext context) = look_up("cuCtxPushCurrent_v2");
   int (*context_pop)(CuContext* context) = look_up("cuCtxPopCurrent_v2");
@@ -53,9 +67,17 @@ struct Cuda : Library {
   int (*event_create)(CuEvent* event, unsigned flags) = look_up("cuEventCreate");
   int (*event_record)(CuEvent event, CuStream stream) = look_up("cuEventRecord");
   int (*event_query)(CuEvent event) = look_up("cuEventQuery");
-  int (*memory_allocate)(CuPointer* pointer, size_t bytes, CuStream stream) = look_up("cuMemAllocAsync");
+  int (*pool_create)(CuPool* pool, const CuPoolOptions* options) = look_up("cuMemPoolCreate");
+  int (*pool_set)(CuPool pool, int attribute, void* value) = look_up("cuMemPoolSetAttribute");
+  int (*memory_allocate)(CuPointer* pointer, size_t bytes, CuPool pool,
+                         CuStream stream) = look_up("cuMemAllocFromPoolAsync");
   int (*memory_free)(CuPointer pointer, CuStream stream) = look_up("cuMemFreeAsync");
   int (*copy)(CuPointer target, CuPointer source, size_t bytes, CuStream stream) = look_up("cuMemcpyDtoDAsync_v2");
+  int (*module_load)(CuModule* module, const void* image) = look_up("cuModuleLoadData");
+  int (*module_function)(CuFunction* function, CuModule module, const char* name) = look_up("cuModuleGetFunction");
+  int (*launch)(CuFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                unsigned block_y, unsigned block_z, unsigned shared_bytes, CuStream stream, void** parameters,
+                void** extra) = look_up("cuLaunchKernel");
   int (*fill_8)(CuPointer target, unsigned char value, size_t count, CuStream stream) = look_up("cuMemsetD8Async");
   int (*fill_16)(CuPointer target, unsigned short value, size_t count, CuStream stream) = look_up("cuMemsetD16Async");
   int (*fill_32)(CuPointer target, unsigned value, size_t count, CuStream stream) = look_up("cuMemsetD32Async");

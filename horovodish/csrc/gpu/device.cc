@@ -10,10 +10,14 @@
 #include <utility>
 
 #include "arithmetic/reduce.h"
+#include "gpu/copy_kernel.h"
 
 namespace horovodish {
 
 namespace {
+
+// Memory that the engine keeps for its next operations, as a part of the GPU's. To map 64 MiB anew takes an H200 0.2 ms.
+constexpr size_t kKeptPart = 16;
 
 struct Libraries {
   std::mutex mutex;
@@ -87,7 +91,7 @@ DeviceMemory::~DeviceMemory() {
 
 void DeviceMemory::move_to(std::byte* target, uintptr_t stream) {
   const Device::Scope scope(device_);
-  device_.copy(target, data_, bytes_, stream);
+  device_.copy(std::array{DeviceCopy{target, data_, bytes_}}, stream);
   give_back(stream);
 }
 
@@ -129,6 +133,16 @@ Device::Device(int ordinal)
   cuda_.check(cuda_.stream_priority_range(&least, &greatest), "the stream priorities were looked up");
   // Work that waits for other ranks must not also wait for this rank's kernels.
   cuda_.check(cuda_.stream_create(&stream_, abi::kCudaStreamNonBlocking, greatest), "a stream was made");
+  abi::CuModule module = nullptr;
+  cuda_.check(cuda_.module_load(&module, kCopyKernelText), "the kernel that copies tensors was compiled");
+  cuda_.check(cuda_.module_function(&copy_kernel_, module, kCopyKernel),
+              "the kernel that copies tensors was looked up");
+  const abi::CuPoolOptions options{.location = device};
+  size_t memory = 0;
+  cuda_.check(cuda_.device_total_memory(&memory, device), "the device was asked for its memory");
+  uint64_t kept = memory / kKeptPart;
+  cuda_.check(cuda_.pool_create(&pool_, &options), "a pool of memory was made");
+  cuda_.check(cuda_.pool_set(pool_, abi::kCudaPoolReleaseThreshold, &kept), "a pool of memory was made");
 }
 
 Device::Scope::Scope(Device& device) : cuda_(device.cuda_) {
@@ -171,9 +185,33 @@ std::shared_ptr<DeviceEvent> Device::record(uintptr_t stream) {
   return recorded;
 }
 
-void Device::copy(std::byte* target, const std::byte* source, size_t bytes, uintptr_t stream) {
-  if (bytes == 0 || target == source) return;
-  cuda_.check(cuda_.copy(address_of(target), address_of(source), bytes, stream_of(stream)), "a tensor was copied");
+void Device::copy(std::span<const DeviceCopy> copies, uintptr_t stream) {
+  DeviceCopies pieces;
+  unsigned count = 0;
+  const auto launch = [&] {
+    if (count == 0) return;
+    const DeviceCopy& first = pieces[0];
+    if (count == 1) {
+      cuda_.check(cuda_.copy(address_of(first.target), address_of(first.source), first.bytes, stream_of(stream)),
+                  "a tensor was copied");
+    } else {
+      const auto longer = [](const DeviceCopy& a, const DeviceCopy& b) { return a.bytes < b.bytes; };
+      const uint64_t longest = std::max_element(pieces.begin(), pieces.begin() + count, longer)->bytes;
+      const auto blocks =
+          static_cast<unsigned>(std::min<uint64_t>((longest + kBytesPerBlock - 1) / kBytesPerBlock, kMostCopyBlocks));
+      void* parameters[] = {&pieces};
+      cuda_.check(
+          cuda_.launch(copy_kernel_, blocks, count, 1, kCopyThreads, 1, 1, 0, stream_of(stream), parameters, nullptr),
+          "tensors were copied");
+    }
+    count = 0;
+  };
+  for (const DeviceCopy& copy : copies) {
+    if (copy.bytes == 0 || copy.target == copy.source) continue;
+    pieces[count++] = copy;
+    if (count == pieces.size()) launch();
+  }
+  launch();
 }
 
 void Device::fill_identity(DType dtype, ReduceOp op, std::byte* target, size_t count) {
@@ -214,7 +252,7 @@ std::byte* Device::scratch(size_t bytes) {
     cuda_.check(cuda_.memory_free(address_of(std::exchange(scratch_, nullptr)), stream_), "memory was given back");
   }
   abi::CuPointer made = 0;
-  cuda_.check(cuda_.memory_allocate(&made, bytes, stream_), "the fusion buffer was allocated");
+  cuda_.check(cuda_.memory_allocate(&made, bytes, pool_, stream_), "the fusion buffer was allocated");
   scratch_ = reinterpret_cast<std::byte*>(made);
   scratch_bytes_ = bytes;
   return scratch_;
@@ -222,7 +260,7 @@ std::byte* Device::scratch(size_t bytes) {
 
 std::unique_ptr<DeviceMemory> Device::allocate(size_t bytes, uintptr_t stream) {
   abi::CuPointer made = 0;
-  if (bytes > 0) cuda_.check(cuda_.memory_allocate(&made, bytes, stream_of(stream)), "memory was allocated");
+  if (bytes > 0) cuda_.check(cuda_.memory_allocate(&made, bytes, pool_, stream_of(stream)), "memory was allocated");
   return std::make_unique<DeviceMemory>(*this, reinterpret_cast<std::byte*>(made), bytes, stream);
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,12 @@ int load_device_libraries(const std::string& cuda, const std::string& nccl);
 const abi::Nccl* nccl_library();
 
 class Device;
+
+struct DeviceCopy {
+  std::byte* target;
+  const std::byte* source;
+  uint64_t bytes;
+};
 
 // Completion of work on a device. Host memory needs none: it is final once the handle is settled. A plane settles the
 // handle when the work is launched, and leaves the event of the work there; the caller's stream waits for that event.
@@ -93,9 +100,7 @@ class Device {
   abi::CuStream stream() const { return stream_; }
   std::shared_ptr<DeviceEvent> record_own() { return record(reinterpret_cast<uintptr_t>(stream_)); }
   void wait_for(DeviceEvent& event) { event.order_after(reinterpret_cast<uintptr_t>(stream_)); }
-  void copy(std::byte* target, const std::byte* source, size_t bytes) {
-    copy(target, source, bytes, reinterpret_cast<uintptr_t>(stream_));
-  }
+  void copy(std::span<const DeviceCopy> copies) { copy(copies, reinterpret_cast<uintptr_t>(stream_)); }
   // The value that changes no result of `op`, `count` times.
   void fill_identity(DType dtype, ReduceOp op, std::byte* target, size_t count);
   // Memory for the next work on the stream. The next caller reuses it.
@@ -103,7 +108,8 @@ class Device {
   std::unique_ptr<DeviceMemory> allocate(size_t bytes) { return allocate(bytes, reinterpret_cast<uintptr_t>(stream_)); }
 
   // These two act on a framework's stream, within a Scope.
-  void copy(std::byte* target, const std::byte* source, size_t bytes, uintptr_t stream);
+  // The copies are made at once. No target may overlap a source.
+  void copy(std::span<const DeviceCopy> copies, uintptr_t stream);
   std::unique_ptr<DeviceMemory> allocate(size_t bytes, uintptr_t stream);
 
   int ordinal() const { return ordinal_; }
@@ -121,6 +127,8 @@ class Device {
   const int ordinal_;
   abi::CuContext context_ = nullptr;
   abi::CuStream stream_ = nullptr;
+  abi::CuFunction copy_kernel_ = nullptr;
+  abi::CuPool pool_ = nullptr;
   std::string name_, uuid_;
   std::byte* scratch_ = nullptr;
   size_t scratch_bytes_ = 0;

@@ -129,10 +129,12 @@ std::shared_ptr<Handle> submitted(const xla::CallFrame& frame, Engine& engine, s
   {
     const Device::Scope scope(device);
     call->memory = device.allocate(layout_bytes(frame, *request, kAlignment), execution.stream);
+    std::vector<DeviceCopy> copies;
     const auto copy = [&](std::byte* to, std::span<std::byte> argument) {
-      device.copy(to, argument.data(), argument.size(), execution.stream);
+      copies.push_back({to, argument.data(), argument.size()});
     };
     buffers = lay_out(frame, *request, place, call->memory->data(), kAlignment, copy, *call);
+    device.copy(copies, execution.stream);
   }
   return submit(engine, std::move(request), std::move(buffers), process_set, call, nullptr, execution.stream);
 }
@@ -150,14 +152,17 @@ void wait_until_launched(const Handle& handle) {
 Error copy_results(CudaCall& call, const std::vector<std::span<std::byte>>& wanted, const Execution& execution) {
   Device& device = device_of(execution);
   if (DeviceEvent* const event = call.handle->event()) event->order_after(execution.stream);
+  std::vector<DeviceCopy> copies;
   Error failure =
       collect(call, wanted, [&](std::span<std::byte> to, Handle::Output* output, std::span<std::byte> result) {
         if (output != nullptr) return output->on_device->move_to(to.data(), execution.stream);
-        const Device::Scope scope(device);
-        device.copy(to.data(), result.data(), result.size(), execution.stream);
+        copies.push_back({to.data(), result.data(), result.size()});
       });
-  if (failure.message.empty()) std::exchange(call.memory, nullptr)->give_back(execution.stream);
-  return failure;
+  if (!failure.message.empty()) return failure;
+  const Device::Scope scope(device);
+  device.copy(copies, execution.stream);
+  std::exchange(call.memory, nullptr)->give_back(execution.stream);
+  return {};
 }
 
 CudaCalls::Key key_of(const xla::CallFrame& frame, const Execution& execution) {

@@ -605,6 +605,25 @@ def test_a_rank_that_ends_while_the_others_have_joined(tmp_path: Path, rank: int
     assert "call hvd.join() after the last one" in said
 
 
+ALONE = """
+import torch
+import horovodish.torch as hvd
+
+hvd.init()
+for number in range(2):
+    model = torch.nn.Linear(3, 2)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), wait_for=1)
+    for step in range(number):
+        optimizer.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_rank_alone_ends() -> None:
+    subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=120)
+
+
 def begins_with_other_parameters() -> None:
     hvd.init()
     p = leaf(float(hvd.rank()))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from horovodish.launcher.status.diagnosis import diagnosis
+from support.gpu import needs_gpu
 from support.pretended_gpu import variables
 from support.processes import wait_until
 from support.status import asked, wait_for_sentence
@@ -151,3 +152,24 @@ def test_a_gpu_that_ends_operations_is_not_idle(hang_on_gpus: Callable[..., Any]
         )
 
     wait_until(lambda: ends_next("second"))
+
+
+ON_A_GPU = """
+import torch
+import horovodish.torch as hvd
+
+hvd.init()
+tensor = torch.ones(1000, device="cuda:0")
+hvd.allreduce(tensor, name="before")
+torch.cuda.synchronize()
+if rank == 1: torch.cuda._sleep(10**11)
+hvd.allreduce(tensor, name="layer.weight")
+torch.cuda.synchronize()
+"""
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_computes(hang: Callable[..., Any]) -> None:
+    needs_gpu()
+    job = hang(ON_A_GPU, HOROVODISH_TEST_SHARED_GPU="1")
+    assert len(wait_for_sentence(job.process.pid, text(BEHIND + WAIT, 1))) == 1

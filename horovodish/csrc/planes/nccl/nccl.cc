@@ -317,17 +317,19 @@ void NcclPlane::copy_alone(Operation& operation) {
   const Device::Scope scope(device);
   const Trace::Span span(operation.trace, Phase::unpack);
   for (const auto& event : operation.ready) device.wait_for(*event);
+  std::vector<DeviceCopy> copies;
   for (size_t i = 0; i < request.members.size(); ++i) {
     const Member& member = request.members[i];
     const Buffer& buffer = operation.buffers[i];
     if (request.any_rows()) {
       const size_t bytes = row_bytes(member) * static_cast<size_t>(buffer.rows[0]);
       operation.handle->outputs.push_back({nullptr, bytes, buffer.rows, device.allocate(bytes)});
-      device.copy(operation.handle->outputs.back().on_device->data(), buffer.source, bytes);
+      copies.push_back({operation.handle->outputs.back().on_device->data(), buffer.source, bytes});
     } else {
-      device.copy(buffer.target, buffer.source, static_cast<size_t>(member.count()) * bytes_of(member.dtype));
+      copies.push_back({buffer.target, buffer.source, static_cast<size_t>(member.count()) * bytes_of(member.dtype)});
     }
   }
+  device.copy(copies);
   launched(operation, device);
 }
 

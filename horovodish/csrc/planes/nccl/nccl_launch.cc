@@ -22,6 +22,7 @@ constexpr double kSmallestHalf = 0x1p-14, kLargestHalf = 65504;
 
 std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& dtypes, double prescale,
                              double postscale) {
+  if (kind == Kind::send || kind == Kind::receive) return "sends travel through host memory";
   if (kind != Kind::allreduce && kind != Kind::reducescatter) return {};  // bytes are moved
   if (op == ReduceOp::adasum) return "NCCL has no Adasum";
   const double factor = prescale * postscale;
@@ -162,7 +163,7 @@ void NcclLaunch::plan_broadcast() {
 }
 
 void NcclLaunch::pack() {
-  for (const Piece& piece : before_) copy(piece);
+  copy(before_);
   if (!request_.any_rows()) return;
   for (size_t member = 0; member < request_.members.size(); ++member) {
     std::vector<int64_t> incoming;
@@ -174,9 +175,16 @@ void NcclLaunch::pack() {
   }
 }
 
-void NcclLaunch::copy(const Piece& piece) const {
-  if (piece.source == nullptr) return device_.fill_identity(piece.dtype, request_.op, piece.target, piece.count);
-  device_.copy(piece.target, piece.source, piece.count * bytes_of(piece.dtype));
+void NcclLaunch::copy(const std::vector<Piece>& pieces) const {
+  std::vector<DeviceCopy> copies;
+  for (const Piece& piece : pieces) {
+    if (piece.source == nullptr) {
+      device_.fill_identity(piece.dtype, request_.op, piece.target, piece.count);
+    } else {
+      copies.push_back({piece.target, piece.source, piece.count * bytes_of(piece.dtype)});
+    }
+  }
+  device_.copy(copies);
 }
 
 int64_t NcclLaunch::rows(size_t member, size_t from, size_t to) const {
@@ -225,7 +233,7 @@ void NcclLaunch::call() {
 
 void NcclLaunch::unpack() {
   communicator_.forget_factors();
-  for (const Piece& piece : after_) copy(piece);
+  copy(after_);
 }
 
 // Factors and the average become one multiplication of each contribution before the sum. A joined rank contributes the

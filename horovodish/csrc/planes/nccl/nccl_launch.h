@@ -50,7 +50,7 @@ class NcclLaunch {
   void plan_elements();
   void plan_broadcast();
   std::byte* reserve(size_t bytes);
-  void copy(const Piece& piece) const;
+  void copy(const std::vector<Piece>& pieces) const;
   // Number of rows of a member that one rank sends to another.
   int64_t rows(size_t member, size_t from, size_t to) const;
   abi::NcclOp op_for(DType dtype);
