@@ -49,7 +49,7 @@ _Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Precision:
-    """How gradients travel between hosts.
+    """How gradients travel: between hosts only if they are encoded, otherwise within a host, too.
 
     Attributes:
         name: in tables.
@@ -62,7 +62,7 @@ class Precision:
     encodes: bool = False
 
     def between(self, element_bytes: int) -> float:
-        """Bytes between hosts for each byte of a gradient whose numbers have this length."""
+        """Bytes that travel for each byte of a gradient whose numbers have this length."""
         return min(1.0, self.bytes / element_bytes) if self.bytes else 1.0
 
 
@@ -288,16 +288,18 @@ class _Links:
         self.agreement = np.array([_agreement(route.cluster, route.local, route.hosts) for route in routes])
 
     def stages(self, bucket: Bucket) -> _Stages:
-        longest = [chunk_bytes(route.hosts, route.local, bucket.bytes) for route in self.routes]
-        chunk = np.minimum(bucket.bytes, longest)
-        chunks = bucket.bytes / chunk
+        between = np.array([route.precision.between(bucket.element_bytes) for route in self.routes])
+        cast, coded = np.where(self.encodes, 1.0, between), np.where(self.encodes, between, 1.0)
+        length = bucket.bytes * cast
+        longest = [chunk_bytes(route.hosts, route.local, each) for route, each in zip(self.routes, length, strict=True)]
+        chunk = np.minimum(length, longest)
+        chunks = length / chunk
         schedules = [
-            steps_and_bytes(route.hosts, float(length) / route.local, coded=route.precision.encodes)
-            for route, length in zip(self.routes, chunk, strict=True)
+            steps_and_bytes(route.hosts, float(each) / route.local, coded=route.precision.encodes)
+            for route, each in zip(self.routes, chunk, strict=True)
         ]
         steps, times = np.array(schedules, np.float64).reshape(-1, 2).T
-        between = np.array([route.precision.between(bucket.element_bytes) for route in self.routes])
-        wire = times * chunk * between / self.rate
+        wire = times * chunk * coded / self.rate
         codes = np.where(self.encodes & (steps > 0), 2 * chunk / self.local / self.encode, 0.0)
         # The link is taken by a chunk, whose shards travel at once. Steps of several chunks overlap.
         exchange = self.traffic * np.maximum(np.maximum(wire, codes), (wire + steps * self.latency) / SLOTS)

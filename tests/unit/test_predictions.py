@@ -65,6 +65,15 @@ def test_small_operations_cost_one_after_the_other() -> None:
     assert predict(tiny, replace(FAST, operation=20e-6), 4, ALL).exposed > 1000 * 20e-6
 
 
+def test_bfloat16_is_half_as_long_in_memory_and_a_code_is_not() -> None:
+    slow_link = replace(FAST, processing=0.2e9)
+    for cluster, ranks in ((FAST, 4), (slow_link, 8)):
+        exposed = {name: predict(ONE_BUCKET, cluster, ranks, NAMED[name]).exposed for name in ("bfloat16", "int8")}
+        plain = predict(ONE_BUCKET, cluster, ranks, ALL).exposed
+        assert exposed["bfloat16"] == pytest.approx(plain / 2, rel=0.02)
+    assert predict(ONE_BUCKET, FAST, 4, NAMED["int8"]).exposed == pytest.approx(100e6 / 10e9, rel=0.01)
+
+
 def test_strategies() -> None:
     exposed = {name: predict(ONE_BUCKET, ALONE, 2, strategy).exposed for name, strategy in NAMED.items()}
     assert exposed["bfloat16"] == pytest.approx(exposed["allreduce"] / 2, rel=0.01)
