@@ -133,7 +133,7 @@ class Adapter(ABC, Generic[T]):
         """How many rows came from each rank, as a tensor of int64 in host memory."""
 
     def placement(self, operation: Operation, sources: Sequence[T], members: Sequence[Member]) -> Placement:
-        """Where the operation takes place.
+        """Where the operation takes place. Without `members`, only whether that is in host memory counts.
 
         Raises:
             UnsupportedTensorError: the tensors cannot be used together.
@@ -169,9 +169,9 @@ class Adapter(ABC, Generic[T]):
             label = operation.name or shown(name)
             try:
                 source = self.target(tensor, label) if operation.in_place else self.source(tensor, label)
-                target = source if operation.in_place else self.empty(source, None)
-                start, target_start, dtype, shape = member = self.member(source, target, label, None)
-                if self.placement(operation, [source], [member]) is ON_HOST:
+                if self.placement(operation, [source], []) is ON_HOST:
+                    target = source if operation.in_place else self.empty(source, None)
+                    start, target_start, dtype, shape = self.member(source, target, label, None)
                     key = basics.engine(), identity, operation, dtype, shape
                     earlier = earlier_call(key)
             except Exception:
