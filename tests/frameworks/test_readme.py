@@ -44,10 +44,11 @@ def test_the_diff_leads_from_one_process_to_the_example(tmp_path: Path) -> None:
 def test_the_table_says_what_works() -> None:
     page = feature_table.PAGE.read_text()
     assert feature_table.generated(page) == page, "python tests/support/feature_table.py writes it"
+    assert feature_table.with_table(TEXT, page) == TEXT, "python tests/support/feature_table.py writes it"
 
 
 def test_it_is_short() -> None:
-    prose = re.sub(r"```.*?```|^    .*?$", "", TEXT, flags=re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"```.*?```|^(?:    |\|).*?$", "", TEXT, flags=re.DOTALL | re.MULTILINE)
     assert len(prose.split()) <= 450
 
 

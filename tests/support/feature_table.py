@@ -1,6 +1,6 @@
-"""Write the table of docs/install.md that says what works with which framework.
+"""Write the table in docs/install.md and README.md that says what works with which framework.
 
-Its command is `python tests/support/feature_table.py`.
+Its command is `python tests/support/feature_table.py`. A new row or note goes into docs/install.md.
 The words of a row say where its cells come from: the names and options in
 it, else the tests that `pytest.mark.shows` it.
 """
@@ -17,6 +17,8 @@ from horovodish.gradients import options
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/install.md"
+README = ROOT / "README.md"
+HEADING = "## What works with which framework\n"
 PACKAGES = {
     "PyTorch": "frameworks/torch",
     "TensorFlow": "frameworks/tensorflow",
@@ -33,7 +35,7 @@ def generated(page: str) -> str:
     Raises:
         ValueError: a package has a part of what a row names, or tests show a row that the table lacks.
     """
-    head, heading, table = page.partition("## What works with which framework")
+    head, heading, table = page.partition(HEADING)
     lines, rows = table.split("\n"), set()
     for number, line in enumerate(lines):
         if re.match(r"\| *[^ |-]", line):
@@ -47,6 +49,14 @@ def generated(page: str) -> str:
     if unknown := set().union(*map(shown_by_tests, PACKAGES.values())) - rows:
         raise ValueError(f"tests show rows that the table lacks: {unknown}")
     return head + heading + "\n".join(lines)
+
+
+def with_table(readme: str, page: str) -> str:
+    """Return the README with the table of the page, whose links then lead into docs."""
+    rows = re.findall(r"^\|.*\n", page.partition(HEADING)[2], re.MULTILINE)
+    head, heading, section = readme.partition(HEADING)
+    rest = re.sub(r"^\n(\|.*\n)*", "", section)
+    return f"{head}{heading}\n{''.join(rows).replace('](', '](docs/')}{rest}"
 
 
 def works(row: str, folder: str) -> bool:
@@ -85,3 +95,4 @@ def public_names(folder: str) -> set[str]:
 
 if __name__ == "__main__":
     PAGE.write_text(generated(PAGE.read_text()))
+    README.write_text(with_table(README.read_text(), PAGE.read_text()))
