@@ -137,7 +137,7 @@ def plot(costs: Sequence[Cost], path: Path) -> None:
         "messages in and out": lambda cost: cost.messages_in + cost.messages_out,
         "bytes in and out": lambda cost: cost.bytes_in + cost.bytes_out,
         "CPU time, us": lambda cost: cost.cpu_us,
-        "memory, bytes": lambda cost: cost.memory_bytes,
+        "memory, MiB": lambda cost: cost.memory_bytes / 2**20,
     }
     for axis, (label, quantity) in zip(axes, quantities.items(), strict=True):
         for one_host in (True, False):
@@ -148,14 +148,19 @@ def plot(costs: Sequence[Cost], path: Path) -> None:
                     if (cost.capacity, cost.step, cost.submitted) == (CAPACITY, step, submitted)
                     and cost.ranks_per_host == (cost.ranks if one_host else min(cost.ranks, RANKS_PER_HOST))
                 ]
-                name = f"{'one host' if one_host else f'{RANKS_PER_HOST} per host'}, {step} step, {submitted}"
+                kind = f"{step} step" if submitted == "together" else "one by one"
+                name = f"{'one host' if one_host else f'hosts of {RANKS_PER_HOST}'}, {kind}"
                 style = {"marker": "o" if one_host else "s", "linestyle": "-" if one_host else "--"}
                 color = {"first": "C3", "later": "C0"}[step] if submitted == "together" else "C2"
                 axis.plot([cost.ranks for cost in line], list(map(quantity, line)), label=name, color=color, **style)
         axis.set(xlabel="ranks", title=f"Rank 0, {TENSORS} tensors: {label}")
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-    axes[0].legend(fontsize="x-small")
+        axis.set_xticks([2, 16, 128, 1024, 16384], ["2", "16", "128", "1024", "16384"])
+        if label.startswith("memory"):
+            axis.set_ylim(0, 1.2 * axis.get_ylim()[1])
+        else:
+            axis.set_yscale("log")
+    axes[0].legend(ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.1))
     save(figure, path)
 
 

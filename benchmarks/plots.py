@@ -41,8 +41,33 @@ def panels(number: int, height: float = PANEL_HEIGHT) -> tuple[Any, Any]:
     return drawing, axes[:, 0]
 
 
+def write_in_full(axis: Any) -> None:
+    """Write the numbers of a logarithmic axis without exponents, which are too small for a phone."""
+    from matplotlib.ticker import LogFormatter
+
+    base = axis.get_transform().base
+    unit, prefixes = (1024, ("", " Ki", " Mi", " Gi")) if base == 2 else (1000, ("", " k", " M", " G"))
+
+    class InFull(LogFormatter):
+        def __call__(self, value: float, place: int | None = None) -> str:
+            if not super().__call__(value, place):  # the axis has no room for this number
+                return ""
+            power = next(power for power in (3, 2, 1, 0) if power == 0 or value >= unit**power)
+            return f"{value / unit**power:g}{prefixes[power]}"
+
+    for formatter, replace in (
+        (axis.get_major_formatter(), axis.set_major_formatter),
+        (axis.get_minor_formatter(), axis.set_minor_formatter),
+    ):
+        if isinstance(formatter, LogFormatter):
+            replace(InFull(base, labelOnlyBase=formatter.labelOnlyBase))
+
+
 def save(drawing: Any, path: Path) -> None:
     """Write the figure to an SVG file. Its text and lines follow the theme of the page or of the system."""
+    for axis in (each for axes in drawing.axes for each in (axes.xaxis, axes.yaxis)):
+        if axis.get_scale() == "log":
+            write_in_full(axis)
     drawing.tight_layout()
     file = io.StringIO()
     drawing.savefig(file, format="svg", metadata={"Date": None, "Creator": None})

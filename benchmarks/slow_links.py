@@ -109,7 +109,7 @@ def plot(results: Path) -> None:
     for number, (link, medians) in enumerate(runs.items()):
         places = [place + (number - (len(runs) - 1) / 2) * width for place in range(len(medians))]
         bars = axis.barh(places, medians.values(), width, label=link)
-        axis.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
+        axis.bar_label(bars, fmt="%.0f", fontsize=9, padding=2)
     axis.set_yticks(range(len(medians)), medians)
     axis.invert_yaxis()
     axis.set(title="An allreduce of 64 MiB of float32 between two hosts", xlabel="median, ms", xscale="log")

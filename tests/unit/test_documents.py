@@ -37,7 +37,7 @@ def test_the_order_of_search_results_names_pages() -> None:
     assert [page for page in pages if not (ROOT / "docs" / f"{page}.md").exists()] == []
 
 
-def test_plots_take_the_colours_of_the_page() -> None:
+def test_plots_take_the_colours_of_the_page_and_can_be_read_on_a_phone() -> None:
     pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
     plots = {name for page in pages for name in re.findall(r"!\[[^]]*\]\(\.\./(\S+)\)", page)}
     assert len(plots) >= 5
@@ -45,6 +45,7 @@ def test_plots_take_the_colours_of_the_page() -> None:
         svg = (ROOT / name).read_text()
         assert svg.startswith('<svg class="picture plot"') and "var(--ink)" in svg and "<text" in svg, name
         assert not re.search(r"<style[^>]*>\s*\*", svg), f"{name} styles all of the page"
+        assert min(map(float, re.findall(r"font-size: ([\d.]+)px", svg))) >= 9, f"{name} has text that is too small"
 
 
 def test_screenshots_have_a_dark_one_and_can_be_read_on_a_phone() -> None:
