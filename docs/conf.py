@@ -66,7 +66,7 @@ def front_page(app, docname, source):
         return f"]({PAGES.get(path) or (path.removeprefix('docs/') if path.startswith('docs/') else f'../{path}')})"
 
     if docname == "index":
-        source[0] = re.sub(r"\]\(([^)#]+)\)", link, README.read_text()) + source[0][source[0].index("```") :]
+        source[0] = re.sub(r"\]\(([^)]+)\)", link, README.read_text()) + source[0][source[0].index("```") :]
 
 
 def setup(app):
