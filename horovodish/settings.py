@@ -207,7 +207,7 @@ class Settings:
     cache_capacity: int = _knob(
         TUNING,
         4096,
-        "The response cache remembers this many tensors, whose negotiation then takes one bit each; 0 turns it off.",
+        "The response cache remembers this many tensors. Negotiating one of them then takes one bit. 0 turns it off.",
         most=2**20,
         horovod_variable="HOROVOD_CACHE_CAPACITY",
     )
@@ -257,7 +257,7 @@ class Settings:
     stall_check_warning_time_seconds: float = _knob(
         STALLS,
         60.0,
-        "After this many seconds of waiting for other ranks, a report says who lags and what it is doing; 0: never.",
+        "After this many seconds of waiting for other ranks, a report names the late ranks and what they do; 0: never.",
         most=86400,
         horovod_variable="HOROVOD_STALL_CHECK_TIME_SECONDS",
     )
@@ -330,8 +330,8 @@ class Settings:
     collective_gradients: str = _knob(
         COMPATIBILITY,
         "exact",
-        "Scale of the gradients of allgather, broadcast and reducescatter. exact: for the sum of the losses of all N "
-        "ranks. horovod: 1/N of that for allgather and broadcast, N times that for reducescatter.",
+        "Scale of the gradients of allgather, broadcast and reducescatter. exact: the gradient of the sum of all N "
+        "ranks' losses. horovod: 1/N of this for allgather and broadcast, N times as much for reducescatter.",
         choices=("exact", "horovod"),
     )
     join_average: str = _knob(

@@ -161,7 +161,7 @@ class LaunchOptions:
         "--agents", "wait for N processes of `horovodish agent`, and run on their hosts, without ssh", "N", count
     )
     agent_port: int = _where(
-        "--agent-port", "port at which they join (default: one that is free)", "PORT", _port, default=0
+        "--agent-port", "port at which agents join (default: a free port)", "PORT", _port, default=0
     )
     network_interfaces: tuple[str, ...] = _where(
         "--network-interfaces --network-interface",
@@ -224,18 +224,16 @@ class LaunchOptions:
         "--output-filename", "also save the output of each rank, as DIR/rank.N/stdout and stderr", "DIR"
     )
     report: str | None = _output(
-        "--report", "record the run, and make a page that says where the time of its steps went", "PAGE.html"
+        "--report", "record the run, and write a page that says where its time went", "PAGE.html"
     )
     metrics_port: tuple[str, int] | None = _output(
         "--metrics-port",
-        "serve figures of each rank to Prometheus at this port, by default of 127.0.0.1 alone",
+        "serve metrics of each rank to Prometheus at this port (default address: 127.0.0.1)",
         "[ADDRESS:]PORT",
         _address,
     )
     verbose: bool = _output("--verbose", "print how the ranks are started, and all output of mpirun")
-    as_horovod: bool = _flag(
-        COMPATIBILITY, "--as-horovod", "run a script of Horovod: `import horovod` gives horovodish"
-    )
+    as_horovod: bool = _flag(COMPATIBILITY, "--as-horovod", "run a Horovod script: `import horovod` imports horovodish")
 
     @property
     def host_ranks(self) -> tuple[HostRanks, ...]:

@@ -80,7 +80,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`, built or not.
-        name: of the reductions, in messages and the timeline; counted when not given. Unique on each rank.
+        name: the name of the reductions in messages and the timeline, unique on each rank. Without it, a number.
         device_dense, device_sparse: taken because Horovod takes them; they change nothing.
         options: see `KerasOptions`.
 

@@ -204,7 +204,7 @@ def broadcast_(
     Args:
         variables: as many and of the same shapes and dtypes on every rank.
         root_rank, process_set: as for `broadcast`.
-        name: of the operations, which are numbered; counted when not given.
+        name: the name of the operations, to which a number is added. Without it, the call is numbered.
 
     Returns:
         `variables`, after the assignment; in a graph for sessions tensors of their values after it, for a session to

@@ -79,7 +79,7 @@ def join(device: Any = -1) -> Any:
 @documented_as(collectives.barrier)
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
     """Args:
-        name: the operation's name, the same on every rank; counted when not given.
+        name: the operation's name, the same on every rank. Without it, the call is numbered.
 
     Returns:
         Nothing when executing eagerly; in a function the operation, which runs in the order of the program.

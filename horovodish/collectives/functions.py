@@ -4,25 +4,29 @@ Every operation takes a NumPy array or any CPU array with `__dlpack__`, C-contig
 int16, int32, int64, float16, bfloat16 (from ml_dtypes), float32 or float64; and of bool, uint16, uint32 or uint64 where
 nothing is reduced. Arrays of zero elements and of zero dimensions are fine.
 
-An operation is collective: every rank must call it, with the same name, dtype, shape and arguments; where they differ,
-every rank raises `MismatchError`, which names the ranks and both values, and the engine stays usable. A rank whose own
-arguments are wrong, such as the splits of an alltoall, raises ValueError or UnsupportedTensorError at once, and the
-others raise `MismatchError` with its reason. A call without a name gets one by counting, so such calls must come in
-the same order on every rank; named calls may come in any order. A name is in use until its operation is done.
-`process_set` says which ranks take part (all by default); each set has its own names and counts. The `grouped_`
-functions take a list of arrays and treat it as a unit: no array starts before all arrays are ready on every rank.
-Functions without `_async` block, without the GIL, until the result is ready. Functions with `_async` return a `Handle`
-at once, and the arrays must not be changed until `synchronize(handle)` returns.
+An operation is collective: every rank must call it with the same name, dtype, shape and arguments. If these differ,
+every rank raises `MismatchError`, which names the ranks and both values, and the engine stays usable. If only one
+rank's arguments are wrong, such as the splits of an alltoall, this rank raises ValueError or UnsupportedTensorError at
+once, and the others raise `MismatchError` with its reason.
 
-A rank that is out of data calls `join()`. Until all have joined, it contributes zeros to a sum and no rows to a gather.
-It cannot be the root of a broadcast. Meanwhile an Average divides by the ranks that have not joined; see `join`.
+The ranks match calls by name. Calls with a name may come in any order. A call without a name is numbered, so such calls
+must come in the same order on every rank. A name is in use until its operation is done. `process_set` chooses the ranks
+that take part (default: all). Each process set has its own names and numbers.
+
+The `grouped_` functions treat a list of arrays as a unit: no array starts before all arrays are ready on every rank.
+Functions without `_async` block, without the GIL, until the result is ready. Functions with `_async` return a `Handle`
+at once. Do not change their arrays until `synchronize(handle)` returns.
+
+A rank that is out of data calls `join()`. Until all ranks have joined, it contributes zeros to a sum and no rows to a
+gather, and cannot be the root of a broadcast. Meanwhile an Average divides by the ranks that have not joined; see
+`join`.
 
 Every operation can raise:
 
 - MismatchError: the ranks disagree about the operation.
 - RankLostError: a rank died, raised or left while it was needed.
 - EngineStoppedError: `shutdown()` was called while the operation was pending.
-- UnsupportedTensorError: dtype, device or layout are not as said above, or an output in place is read-only.
+- UnsupportedTensorError: the dtype, device or layout is not one of the above, or an output in place is read-only.
 - DuplicateNameError: an operation of this name is under way.
 - NotInitializedError: before `init()` or after `shutdown()`.
 - ForkedProcessError: in a forked child, such as a data-loader worker.
@@ -102,28 +106,29 @@ class Collectives(Generic[GivenT, ResultT]):
         process_set: ProcessSet = global_process_set,
         compression: CodecCompressor | None = None,
     ) -> ResultT:
-        """Reduce the tensors of all ranks, element by element, and give the result to every rank. Collective; blocks.
+        """Reduce the tensors of all ranks element by element. Every rank gets the result. Collective; blocks.
 
         result = postscale_factor * op(prescale_factor * tensor of rank 0, ..., prescale_factor * tensor of rank N-1)
 
         Every rank gets the same bits, and the same inputs on the same ranks give the same bits in every run.
 
         Args:
-            tensor: the rank's values; any shape, the same on every rank. Left as it is.
-            average: Horovod's older way to say op=Average (True) or op=Sum (False).
-            name: the operation's name, the same on every rank; counted when not given.
+            tensor: the rank's values; any shape, the same on every rank. It does not change.
+            average: Horovod's older way to write op=Average (True) or op=Sum (False).
+            name: the operation's name, the same on every rank. Without it, the call is numbered.
             op: `Average` (the default), `Sum`, `Adasum`, `Min`, `Max` or `Product`; see `ReduceOp`.
             prescale_factor: multiplies every input. For integers the product is computed in float64 and truncated.
             postscale_factor: multiplies the result, in the same way.
             process_set: the ranks that take part.
-            compression: what travels between hosts, such as `Compression.int8`; None: the values. Then the result is an
-                approximation, the same on every rank.
+            compression: a codec for the values between hosts, such as `Compression.int8`. The result is then an
+                approximation, the same on every rank. None: the values are sent as they are.
 
         Returns:
             A new tensor of the shape and dtype of `tensor`.
 
         Raises:
-            ValueError: `average` and `op` are both given, or `op` or `compression` is none, or they exclude each other.
+            ValueError: `average` and `op` are both given, `op` is not a reduce op, or `compression` is not a codec or
+                does not work with `op`.
             See `horovodish.collectives` for what every operation can raise.
 
         Example:
@@ -147,7 +152,7 @@ class Collectives(Generic[GivenT, ResultT]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[ResultT]:
-        """As `allreduce`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block.
+        """As `allreduce`, but returns a handle for `synchronize()`. Collective; does not block.
 
         Example:
             >>> handles = [hvd.allreduce_async(values[key], name=key) for key in values]
@@ -169,7 +174,7 @@ class Collectives(Generic[GivenT, ResultT]):
     ) -> ThisT:
         """As `allreduce`, but writes the result into `tensor` and returns it. Collective; blocks.
 
-        `tensor` is writable and contiguous. After an error its contents are undefined.
+        `tensor` must be writable and contiguous. After an error its contents are undefined.
         """
         operation = Operation(
             "allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True
@@ -187,7 +192,7 @@ class Collectives(Generic[GivenT, ResultT]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[ResultT]:
-        """As `allreduce_`, but gives a handle; `tensor` holds the result after `synchronize(handle)`. Collective."""
+        """As `allreduce_`, but returns a handle; `tensor` has the result after `synchronize(handle)`. Collective."""
         operation = Operation(
             "allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True
         )
@@ -206,8 +211,8 @@ class Collectives(Generic[GivenT, ResultT]):
         """`allreduce` of several tensors as a unit. Collective; blocks.
 
         Args:
-            tensors: at least one, of any shapes and dtypes; each the same on every rank.
-            name: of the group.
+            tensors: at least one, of any shapes and dtypes. Each has the same shape and dtype on every rank.
+            name: the name of the group.
             average, op, prescale_factor, postscale_factor, process_set: as for `allreduce`.
 
         Returns:
@@ -234,7 +239,7 @@ class Collectives(Generic[GivenT, ResultT]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[list[ResultT]]:
-        """As `grouped_allreduce`, but gives a handle for the whole group. Collective; does not block."""
+        """As `grouped_allreduce`, but returns a handle for the whole group. Collective; does not block."""
         operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
         return self._adapter.group(operation, tensors)
 
@@ -265,7 +270,7 @@ class Collectives(Generic[GivenT, ResultT]):
         postscale_factor: float = 1.0,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[list[ResultT]]:
-        """As `grouped_allreduce_`, but gives a handle for the whole group. Collective; does not block."""
+        """As `grouped_allreduce_`, but returns a handle for the whole group. Collective; does not block."""
         operation = Operation(
             "allreduce", name, process_set, op, average, prescale_factor, postscale_factor, in_place=True
         )
@@ -274,12 +279,12 @@ class Collectives(Generic[GivenT, ResultT]):
     def allgather(
         self, tensor: GivenT, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> ResultT:
-        """Put the tensors of all ranks one after another, in the order of the ranks, on every rank. Collective; blocks.
+        """Concatenate the tensors of all ranks, in the order of the ranks, on every rank. Collective; blocks.
 
         Args:
-            tensor: the rank's rows. Only their number may differ between ranks; it may be 0. A tensor of zero
+            tensor: the rank's rows. Only the number of rows may differ between ranks. It may be 0. A tensor of zero
                 dimensions counts as one row. bool is allowed.
-            name: the operation's name, the same on every rank; counted when not given.
+            name: the operation's name, the same on every rank. Without it, the call is numbered.
             process_set: the ranks that take part.
 
         Returns:
@@ -297,7 +302,7 @@ class Collectives(Generic[GivenT, ResultT]):
     def allgather_async(
         self, tensor: GivenT, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[ResultT]:
-        """As `allgather`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
+        """As `allgather`, but returns a handle for `synchronize()`. Collective; does not block."""
         return self._adapter.one(Operation("allgather", name, process_set), tensor)
 
     def grouped_allgather(
@@ -306,8 +311,8 @@ class Collectives(Generic[GivenT, ResultT]):
         """`allgather` of several tensors as a unit. Collective; blocks.
 
         Args:
-            tensors: at least one; each as for `allgather`, and as many on every rank.
-            name: of the group.
+            tensors: at least one, and the same number on every rank; each as for `allgather`.
+            name: the name of the group.
             process_set: the ranks that take part.
 
         Returns:
@@ -326,19 +331,19 @@ class Collectives(Generic[GivenT, ResultT]):
     def grouped_allgather_async(
         self, tensors: Sequence[GivenT], name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[list[ResultT]]:
-        """As `grouped_allgather`, but gives a handle for the whole group. Collective; does not block."""
+        """As `grouped_allgather`, but returns a handle for the whole group. Collective; does not block."""
         return self._adapter.group(Operation("allgather", name, process_set), tensors)
 
     def broadcast(
         self, tensor: GivenT, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> ResultT:
-        """Give every rank the values that one rank holds. Collective; blocks.
+        """Send the values of one rank, the root, to every rank. Collective; blocks.
 
         Args:
-            tensor: on the root the values to send; on the others a tensor of the same shape and dtype, which stays as
-                it is. bool is allowed.
-            root_rank: whose values to send, the same on every rank; a rank of the world, also with `process_set`.
-            name: the operation's name, the same on every rank; counted when not given.
+            tensor: on the root, the values to send; on the other ranks, a tensor of the same shape and dtype, which
+                does not change. bool is allowed.
+            root_rank: the root, the same on every rank. With `process_set`, too, it is the rank among all ranks.
+            name: the operation's name, the same on every rank. Without it, the call is numbered.
             process_set: the ranks that take part.
 
         Returns:
@@ -357,7 +362,7 @@ class Collectives(Generic[GivenT, ResultT]):
     def broadcast_async(
         self, tensor: GivenT, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[ResultT]:
-        """As `broadcast`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
+        """As `broadcast`, but returns a handle for `synchronize()`. Collective; does not block."""
         return self._adapter.one(Operation("broadcast", name, process_set, root_rank=root_rank), tensor)
 
     def broadcast_(
@@ -365,7 +370,7 @@ class Collectives(Generic[GivenT, ResultT]):
     ) -> ThisT:
         """As `broadcast`, but writes the root's values into `tensor` and returns it. Collective; blocks.
 
-        `tensor` is writable and contiguous. After an error its contents are undefined, except on the root.
+        `tensor` must be writable and contiguous. After an error its contents are undefined, except on the root.
         """
         self._adapter.now(Operation("broadcast", name, process_set, root_rank=root_rank, in_place=True), tensor)
         return tensor
@@ -373,7 +378,7 @@ class Collectives(Generic[GivenT, ResultT]):
     def broadcast_async_(
         self, tensor: GivenT, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
     ) -> Handle[ResultT]:
-        """As `broadcast_`, but gives a handle; `tensor` holds the values after `synchronize(handle)`. Collective."""
+        """As `broadcast_`, but returns a handle; `tensor` has the values after `synchronize(handle)`. Collective."""
         return self._adapter.one(Operation("broadcast", name, process_set, root_rank=root_rank, in_place=True), tensor)
 
     def alltoall(
@@ -383,19 +388,20 @@ class Collectives(Generic[GivenT, ResultT]):
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> ResultT | tuple[ResultT, ResultT]:
-        """Send some rows to every rank, and get some from every rank. Collective; blocks.
+        """Send some rows to every rank, and get some rows from every rank. Collective; blocks.
 
         Args:
-            tensor: the rank's rows, those for rank 0 first. Only their number may differ between ranks. bool is
-                allowed.
-            splits: how many rows go to each rank of the process set, in order, as numbers, an array or a tensor; they
-                add up to the first dimension. Not given, every rank gets as many. Either every rank gives them or none.
-            name: the operation's name, the same on every rank; counted when not given.
+            tensor: the rank's rows, beginning with the rows for rank 0. Only the number of rows may differ between
+                ranks. bool is allowed.
+            splits: the number of rows for each rank of the process set, in order: numbers, an array or a tensor. They
+                must add up to the first dimension. Without splits, every rank gets the same number of rows. Either
+                every rank passes splits, or none.
+            name: the operation's name, the same on every rank. Without it, the call is numbered.
             process_set: the ranks that take part.
 
         Returns:
-            A new tensor of the rows that came, in the order of the ranks. With `splits` a pair: that tensor, and how
-            many rows came from each rank (int64).
+            A new tensor with the received rows, in the order of the ranks. With `splits` a pair: this tensor, and the
+            number of rows from each rank (int64).
 
         Raises:
             ValueError: the splits are not one non-negative number per rank or do not add up to the first dimension;
@@ -416,7 +422,7 @@ class Collectives(Generic[GivenT, ResultT]):
         name: str | None = None,
         process_set: ProcessSet = global_process_set,
     ) -> Handle[ResultT | tuple[ResultT, ResultT]]:
-        """As `alltoall`, but gives a handle; `synchronize(handle)` gives the result. Collective; does not block."""
+        """As `alltoall`, but returns a handle for `synchronize()`. Collective; does not block."""
         return self._exchanged(Operation("alltoall", name, process_set, splits=splits), tensor)
 
     def reducescatter(
@@ -428,18 +434,18 @@ class Collectives(Generic[GivenT, ResultT]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> ResultT:
-        """Reduce the tensors of all ranks and give every rank some rows of the result. Collective; blocks.
+        """Reduce the tensors of all ranks. Every rank gets some rows of the result. Collective; blocks.
 
         Args:
             tensor: the rank's values, of one dimension or more; the same shape on every rank.
-            name: the operation's name, the same on every rank; counted when not given.
+            name: the operation's name, the same on every rank. Without it, the call is numbered.
             op: as for `allreduce`, but not `Adasum`.
             process_set: the ranks that take part.
             prescale_factor, postscale_factor: as for `allreduce`.
 
         Returns:
-            A new tensor. The rows are dealt out in the order of the ranks, as evenly as possible: where the first
-            dimension cannot be divided by the number of ranks, the first ranks get one row more.
+            A new tensor. The rows are divided in the order of the ranks, as evenly as possible: if the first dimension
+            is not a multiple of the number of ranks, the first ranks get one row more.
 
         Raises:
             ValueError: `op` is `Adasum` or not a reduce op, or the tensor has zero dimensions.
@@ -461,7 +467,7 @@ class Collectives(Generic[GivenT, ResultT]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Handle[ResultT]:
-        """As `reducescatter`, but gives a handle. Collective; does not block."""
+        """As `reducescatter`, but returns a handle. Collective; does not block."""
         operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
         return self._adapter.one(operation, tensor)
 
@@ -478,7 +484,7 @@ class Collectives(Generic[GivenT, ResultT]):
 
         Args:
             tensors: at least one; each as for `reducescatter`.
-            name: of the group.
+            name: the name of the group.
             op, process_set, prescale_factor, postscale_factor: as for `reducescatter`.
 
         Returns:
@@ -504,7 +510,7 @@ class Collectives(Generic[GivenT, ResultT]):
         prescale_factor: float = 1.0,
         postscale_factor: float = 1.0,
     ) -> Handle[list[ResultT]]:
-        """As `grouped_reducescatter`, but gives a handle for the whole group. Collective; does not block."""
+        """As `grouped_reducescatter`, but returns a handle for the whole group. Collective; does not block."""
         operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)
         return self._adapter.group(operation, tensors)
 
@@ -551,23 +557,23 @@ def around_join(context: Callable[[], AbstractContextManager[None]]) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Say that this rank is out of data. Until all ranks have joined, it takes part without contributing. Blocks.
+    """Say that this rank is out of data, and take part in the other ranks' operations until all have joined. Blocks.
 
-    It returns once every rank has joined; then all go on as before. Operations that this rank submitted before still
-    have its own values. Every rank must call it. A rank that has joined also takes part in the operations of its
-    process sets. Groups of `torch.distributed` have no join. With `wait_for=`, a rank takes the steps that it has
-    missed, and takes part in no other collective before all have joined.
+    Every rank must call it. It returns when every rank has joined; then all continue as before. Until then this rank
+    contributes zeros to a sum and no rows to a gather, also in its process sets. Operations that this rank submitted
+    before `join()` have its own values. Groups of `torch.distributed` have no join. With `wait_for=`, a rank takes the
+    steps that it has missed, and takes part in no other collective before all have joined.
 
-    While ranks have joined, an Average divides by the ranks that have not. Horovod divides by all ranks. An `allreduce`
-    here does so, too, if a rank has imported `horovod` before `init()`, or with the setting `join_average`:
+    While ranks have joined, an Average divides by the ranks that have not. Horovod divides by all ranks. With the
+    setting `join_average`, or if a rank has imported `horovod` before `init()`, an `allreduce` divides as in Horovod:
 
         rank 0 has joined, ranks 1 and 2 average 6 and 6   (6 + 6) / 2 = 6   in Horovod (6 + 6) / 3 = 4
 
     Args:
-        device: the CUDA device that this rank uses for collectives of CUDA tensors, if it has used none before.
+        device: the CUDA device of this rank for collectives of CUDA tensors, if the rank has used none before.
 
     Returns:
-        The rank that joined last: the one that has seen all data.
+        The rank that joined last. It has taken the most steps.
 
     Raises:
         RankLostError, EngineStoppedError, NotInitializedError, ForkedProcessError: as for every operation.
@@ -601,9 +607,9 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Wait until every rank has come to this call. Collective; blocks.
+    """Wait until every rank has called it. Collective; blocks.
 
-    Operations that were enqueued before it need not be done when it returns.
+    Operations that were submitted before it may still be under way when it returns.
 
     Args:
         process_set: the ranks that take part.

@@ -23,22 +23,22 @@ T = TypeVar("T")
 def broadcast_object(
     obj: object, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Give every rank an object that one rank holds. Collective; blocks.
+    """Send an object of one rank, the root, to every rank. Collective; blocks.
 
     Args:
-        obj: on the root any object that pickle can carry, or cloudpickle where it is installed: that adds lambdas, and
-            functions and classes that are defined within a function. Ignored on the other ranks.
-        root_rank: whose object to send, the same on every rank.
-        name: the operation's name, the same on every rank; counted when not given.
+        obj: on the root, any object that pickle can write. If cloudpickle is installed, also lambdas, and functions and
+            classes that are defined within a function. Ignored on the other ranks.
+        root_rank: the root, the same on every rank.
+        name: the operation's name, the same on every rank. Without it, the call is numbered.
         process_set: the ranks that take part.
 
     Returns:
-        On the root `obj` itself, on the others a copy of it.
+        On the root `obj` itself, on the other ranks a copy of it.
 
     Raises:
         ValueError: there is no rank `root_rank` in the process set.
-        Exception: what pickle or cloudpickle raised on a rank that cannot write or read the object, for example because
-            it lacks a module. The other ranks raise MismatchError with the same text.
+        Exception: the exception of pickle or cloudpickle, on a rank that cannot write or read the object, for example
+            because it lacks a module. The other ranks raise MismatchError with the same text.
         See `horovodish.collectives` for what every operation can raise.
 
     Example:
@@ -59,15 +59,15 @@ def broadcast_object(
 
 
 def allgather_object(obj: object, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Give every rank the objects of all ranks. Collective; blocks.
+    """Gather an object from every rank. Every rank gets all objects. Collective; blocks.
 
     Args:
         obj: as for `broadcast_object`.
-        name: the operation's name, the same on every rank; counted when not given.
+        name: the operation's name, the same on every rank. Without it, the call is numbered.
         process_set: the ranks that take part.
 
     Returns:
-        The objects in the order of the ranks, without those that have joined; copies, this rank's own included.
+        Copies of the objects in the order of the ranks, this rank's own included. Ranks that have joined have none.
 
     Raises:
         Exception: as `broadcast_object`.

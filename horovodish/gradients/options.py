@@ -87,13 +87,13 @@ class ReductionOptions(TypedDict, total=False):
     ]
     compression: Annotated[
         Compressor,
-        Option(NoneCompressor, "how gradients are compressed to travel; see `Compression`.", check_compression),
+        Option(NoneCompressor, "a cast or a codec for the gradients; see `Compression`.", check_compression),
     ]
     gradient_predivide_factor: Annotated[
         float,
         Option(
             1.0,
-            "with `Average`, divides before the reduction by this factor f and after it by the number of ranks over f, "
+            "with `Average`, divides by this factor f before the reduction, and by the number of ranks / f after it, "
             "to keep small dtypes in range.",
             _checked_factor,
         ),
@@ -102,7 +102,7 @@ class ReductionOptions(TypedDict, total=False):
         ProcessSet,
         Option(
             global_process_set,
-            "the ranks that reduce among themselves; on another rank nothing is reduced.",
+            "the ranks that reduce among themselves. Other ranks reduce nothing.",
             _checked_process_set,
         ),
     ]
@@ -112,7 +112,7 @@ class OptimizerOptions(ReductionOptions, total=False):
     """The options of all optimizers."""
 
     backward_passes_per_step: Annotated[
-        int, Option(1, "how many gradients are added up on a rank before their sum is reduced.", checked_passes)
+        int, Option(1, "add up the gradients of this many passes, then reduce the sum.", checked_passes)
     ]
 
 
@@ -124,8 +124,8 @@ class ModelOptions(ReductionOptions, total=False):
         Groups,
         Option(
             None,
-            "which gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of trainable "
-            "parameters or variables, or a number of groups to make. Gradients in no list are fused as usual.",
+            "gradients to negotiate and reduce as a unit, whatever the fusion threshold: lists of trainable parameters "
+            "or variables, or a number of groups to make. Gradients in no list are fused as usual.",
         ),
     ]
     sparse_as_dense: Annotated[
@@ -159,8 +159,8 @@ class ShardOptions(TypedDict, total=False):
         ProcessSet | None,
         Option(
             None,
-            "the ranks that share the state with this one, such as the ranks of its host. Each such set has the whole "
-            "state. Each rank passes its own set. All sets have one size, and together they are all ranks that reduce.",
+            "the ranks that share the state with this rank, such as the ranks of its host. Each rank passes its own "
+            "set. The sets have the same size, and together all ranks that reduce. Each set has the whole state.",
             lambda shard_set: shard_set and _checked_process_set(shard_set),
         ),
     ]
@@ -179,8 +179,8 @@ class SyncOptions(TypedDict, total=False):
         Sync | None,
         Option(
             None,
-            "lets ranks take their own steps, and says when they meet: `LocalSGD`, `DiLoCo`, `Hierarchical`, or "
-            "another `Sync`. None: they reduce gradients in every step.",
+            "each rank takes its own steps, and this policy says when the ranks meet: `LocalSGD`, `DiLoCo`, "
+            "`Hierarchical`, or another `Sync`. None: the ranks reduce gradients in every step.",
             _checked_sync,
         ),
     ]
@@ -213,7 +213,7 @@ class LateOptions(TypedDict, total=False):
         int,
         Option(
             8,
-            "with `wait_for`: how many steps a rank may lag before the others wait for it.",
+            "with `wait_for`: if a rank is more than this many steps behind, the others wait for it.",
             functools.partial(checked_count, "stale", 1),
         ),
     ]
@@ -234,7 +234,7 @@ class TapeOptions(ModelOptions, total=False):
         bool,
         Option(
             True,
-            "divide the gradients of local variables by the number of ranks, as averaging does with the others.",
+            "divide the gradients of local variables by the number of ranks, as averaging does for other variables.",
         ),
     ]
 
