@@ -40,24 +40,24 @@ class RaySettings:
 
 
 class RayExecutor:
-    """Ranks in a Ray cluster. A rank takes the place of an actor: it runs on the same node and sees the same GPUs.
+    """Ranks in a Ray cluster. There is an actor for each rank. The rank runs on its node and sees the same GPUs.
 
-    The ranks stay between `start()` and `shutdown()`, so what a function has left in their memory is there for the next
-    one. If a function raises on a rank, all ranks end; after `shutdown()`, `start()` makes new ones. Any thread may
-    call the methods. One function runs at a time.
+    The ranks live from `start()` to `shutdown()`, so a function finds the objects that an earlier function has left in
+    the memory of its rank. If a function raises on a rank, all ranks end. Call `shutdown()` and `start()` to get new
+    ranks. Any thread may call the methods. One function runs at a time.
 
     Args:
-        settings: what `create_settings()` returns.
+        settings: the result of `create_settings()`.
         num_workers: number of ranks, which Ray packs on few nodes.
         num_hosts: number of nodes, each with `num_workers_per_host` ranks, instead of `num_workers`.
-        num_workers_per_host: ranks on each of them.
+        num_workers_per_host: number of ranks on each node.
         cpus_per_worker: CPUs that Ray reserves for each rank, and its OMP_NUM_THREADS if that variable is not set.
         use_gpu: whether each rank has GPUs.
-        gpus_per_worker: how many; None: one.
+        gpus_per_worker: number of GPUs of a rank; None: one.
         use_current_placement_group: whether to use the placement group around this process, if there is one.
-        min_workers: makes the executor elastic: a function goes on while this many ranks are left. It trains a state of
-            `hvd.elastic`, and `run()` starts new ranks for each function.
-        max_workers: as many ranks at most; None: `min_workers`. Ranks are added when Ray has room for their actors.
+        min_workers: makes the executor elastic: a function continues while this many ranks are left. It trains with a
+            state of `hvd.elastic`, and `run()` starts new ranks for each function.
+        max_workers: largest number of ranks; None: `min_workers`. Ranks are added when Ray has room for their actors.
         reset_limit: how many times new processes may be started; None: no limit.
         cooldown_range: accepted, without effect.
         elastic_timeout: how many seconds to wait for room for `min_workers`.

@@ -44,12 +44,11 @@ def run(
 ) -> list[T]:
     """Call `fn(*args, **kwargs)` on ranks in the cluster of the active SparkContext. Blocks until they have ended.
 
-    A Spark job with one task for each rank runs as long. A rank takes the place of a task: it runs on the same
-    machine and sees the same GPUs. Between the machines there needs to be no ssh and no shared folder, but the Python
-    environment must be at the same place on all of them.
+    Meanwhile a Spark job runs with one task for each rank. The rank runs on the machine of its task, and sees the same
+    GPUs. The machines need no ssh and no shared folder, but the same Python environment at the same place.
 
     Args:
-        fn: what each rank calls. It calls `init()` itself.
+        fn: the function that each rank calls. It calls `init()` itself.
         args: its positional arguments.
         kwargs: its keyword arguments.
         num_proc: number of ranks; None: `spark.default.parallelism`.
@@ -58,18 +57,18 @@ def run(
         use_gloo: accepted, without effect.
         extra_mpi_args: more arguments for mpirun.
         env: variables that the ranks get in addition to this process's own.
-        stdout: what takes the output of the ranks, instead of `sys.stdout`: anything with `write(text)`.
-        stderr: likewise.
+        stdout: an object with `write(text)` that gets the output of the ranks, instead of `sys.stdout`.
+        stderr: likewise, instead of `sys.stderr`.
         verbose: 2 or more: print how the ranks are started.
         nics: network interfaces between the machines.
         prefix_output_with_timestamp: begin each line of output with the time and its rank.
         executable: accepted, without effect: the ranks run the Python of this process.
 
     Returns:
-        What the function returned, by rank.
+        The results of the function, by rank.
 
     Raises:
-        Exception: what the function raised on the rank that failed first, with the traceback it has there as its cause.
+        Exception: the exception of the function on the rank that failed first, with its traceback there as its cause.
         RankLostError: a rank or a task was lost before the function returned.
         SettingError: an argument or a variable has a value that is not accepted.
         LaunchError: there is no SparkContext, or not all tasks have started in time.

@@ -37,7 +37,7 @@ def broadcast_parameters(params: Tree, root_rank: int = 0, process_set: ProcessS
             functions in the modules of Equinox, and static fields of dataclasses stay as they are. A rank warns if they
             look different from the root's. The parameters of Flax's linen are such a tree, and so are
             `nnx.state(model)` and a module of Equinox.
-        root_rank: whose values to send, the same on every rank.
+        root_rank: the rank whose values to send, the same on every rank.
         process_set: the ranks that take part.
 
     Returns:
@@ -62,12 +62,12 @@ def broadcast_optimizer_state(
     """Give every rank the root's state of an optimizer. Collective; blocks; outside of jit.
 
     Args:
-        opt_state: what `init` or `update` of an optax optimizer has given, of the same structure on every rank.
-        root_rank: whose state to send, the same on every rank.
+        opt_state: the state from `init` or `update` of an optax optimizer, with the same structure on every rank.
+        root_rank: the rank whose state to send, the same on every rank.
         process_set: the ranks that take part.
 
     Returns:
-        A tree like `opt_state` with the root's values; hyperparameters of `optax.inject_hyperparams` are among them.
+        A tree like `opt_state` with the root's values, also for hyperparameters of `optax.inject_hyperparams`.
 
     Raises:
         ValueError, MismatchError: as `broadcast_parameters`. The state of an optimizer with `shard=` is a ValueError.

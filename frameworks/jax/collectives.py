@@ -68,7 +68,7 @@ def allreduce(
     Args:
         tree: the rank's values: an array or a tree of arrays, the same shapes and dtypes on every rank.
         name: the operation's name, the same on every rank. The module says what a call without one is called.
-        compression: what travels; see `Compression`.
+        compression: a cast or a codec for the values; see `Compression`.
 
     Returns:
         A tree of new arrays.
@@ -219,7 +219,7 @@ def reducescatter(
     Args:
         tree: the rank's values, of one dimension or more; the same shapes and dtypes on every rank.
         name: as for `allreduce`.
-        compression: what travels; see `Compression`.
+        compression: a cast for the values; see `Compression`.
 
     Returns:
         A tree of new arrays. Their rows are dealt out in the order of the ranks, as evenly as possible: where the first

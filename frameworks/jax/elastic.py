@@ -47,20 +47,20 @@ __all__ += elastic.__all__
 
 
 class JaxState(State):
-    """A state whose attributes may hold arrays of JAX, of any dtype, keys of jax.random among them.
+    """A state with JAX arrays of any dtype, also keys of jax.random.
 
     A commit refers to the arrays. If they are donated to a program, the commit loses them, and a recovery goes back to
     the newest copy.
 
     Functions in the state stay the same functions, such as `apply_fn` and `tx` of Flax's TrainState, and the
-    activations in a module of Equinox. Modules and optimizers of Flax nnx stay the same objects: their arrays go back,
-    and their other attributes stay as they are.
+    activations in an Equinox module. Flax nnx modules and optimizers stay the same objects: a recovery sets their
+    arrays back, and does not change their other attributes.
 
-    Arrays are put back onto the default device. When the ranks have changed, all programs are compiled anew, since they
-    may hold a rank or a number of ranks.
+    A recovery puts arrays onto the default device. When the ranks have changed, all programs are compiled again,
+    because they may contain a rank or a number of ranks.
 
-    With the state of an optimizer with `shard=`, `commit()` is collective where it copies, and `save()` always: one
-    rank of each host copies the state of all ranks. After a loss the ranks that are left divide that among themselves.
+    With the state of an optimizer with `shard=`, each `commit()` that copies is collective, and so is `save()`: one
+    rank of each host copies the state of all ranks. After a loss the remaining ranks divide it among themselves.
 
     Args:
         attributes: the first attributes: trees of arrays, numbers and everything that can be pickled.

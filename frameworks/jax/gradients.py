@@ -177,7 +177,7 @@ def value_and_grad(
     name: str | None = None,
     **options: Unpack[ReductionOptions],
 ) -> Callable[..., tuple[Any, Any]]:
-    """As `jax.value_and_grad`, with gradients that are reduced over the ranks. What it gives is collective.
+    """As `jax.value_and_grad`, with gradients that are reduced over the ranks. The returned function is collective.
 
     The value, and what comes with it, are this rank's own. The first reduction compares the arguments that are
     differentiated, and rank 0 warns if they differ. Arguments that are single arrays are not compared: they may be
@@ -191,7 +191,7 @@ def value_and_grad(
         options: see `ReductionOptions`.
 
     Returns:
-        A function that gives the value and the gradients.
+        A function that returns the value and the gradients.
 
     Raises:
         ValueError, TypeError: as `DistributedOptimizer`.
@@ -229,7 +229,7 @@ def grad(
     name: str | None = None,
     **options: Unpack[ReductionOptions],
 ) -> Callable[..., Any]:
-    """As `jax.grad`, with gradients that are reduced over the ranks. What it gives is collective.
+    """As `jax.grad`, with gradients that are reduced over the ranks. The returned function is collective.
 
     Args:
         fun: as for `jax.grad`.
@@ -239,7 +239,7 @@ def grad(
         options: see `ReductionOptions`.
 
     Returns:
-        A function that gives the gradients; with `has_aux` a pair of them and of this rank's auxiliary value.
+        A function that returns the gradients; with `has_aux`, also this rank's auxiliary value.
 
     Raises:
         ValueError, TypeError: as `DistributedOptimizer`.

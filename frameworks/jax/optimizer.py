@@ -28,58 +28,55 @@ __all__ = ["DistributedOptimizer"]
 def DistributedOptimizer(  # noqa: N802, Horovod's name
     tx: optax.GradientTransformation, *, name: str | None = None, **options: Unpack[JaxOptions]
 ) -> optax.GradientTransformationExtraArgs:
-    """Make `tx` use the gradients of all ranks. Not collective itself; its `update` is.
+    """Make `tx` use the gradients of all ranks. This call is not collective, but `update` is.
 
-    The result is an optax transformation like any other: `optax.chain`, `optax.MultiSteps`, `optax.inject_hyperparams`
-    and the rest take it, inside and outside of jit. `update` reduces the gradients in buckets that are made beforehand,
-    so that inside jit a bucket is reduced while the rest of the backward pass is computed, and hands them to `tx`. In a
-    chain, transformations before it, such as clipping, see this rank's gradients; transformations after it see the
-    updates of `tx`. To clip reduced gradients, wrap the chain:
-    `DistributedOptimizer(optax.chain(optax.clip_by_global_norm(1.0), tx))`.
+    The result is an optax transformation: `optax.chain`, `optax.MultiSteps` and `optax.inject_hyperparams` take it,
+    inside and outside of jit. `update` reduces the gradients in buckets and passes them to `tx`. Inside jit, a bucket
+    is reduced while the rest of the backward pass is computed. In a chain, transformations before it, such as clipping,
+    see this rank's gradients; transformations after it see the updates of `tx`. To clip reduced gradients, wrap the
+    chain: `DistributedOptimizer(optax.chain(optax.clip_by_global_norm(1.0), tx))`.
 
-    - The state is the state of `tx`, so checkpoints of a run without horovodish fit.
-    - In a world of one rank, and on a rank outside `process_set`, nothing is reduced.
-    - With `backward_passes_per_step=n` the gradients of n calls are added up on the rank, and the n-th call reduces
-      their sum, which is not divided by n; the other calls give updates of zero. The state then has the sum as well, in
-      float32 where parameters are float16 or bfloat16. `optax.MultiSteps` around it steps with their mean, but reduces
-      in every call.
-    - The first reduction compares the parameters that `update` gets. Rank 0 warns if the ranks have different ones.
-    - Other arguments of `update` reach `tx` unchanged, and all ranks must decide alike. A transformation that uses a
+    - The state is the state of `tx`, so it can come from a checkpoint of a run without horovodish.
+    - In a job of one rank, and on a rank outside `process_set`, nothing is reduced.
+    - With `backward_passes_per_step=n` a rank adds up the gradients of n calls. The n-th call reduces the sum, which is
+      not divided by n. The other calls return updates of zero. The state then also has the sum, in float32 if
+      parameters are float16 or bfloat16. `optax.MultiSteps` around it steps with the mean, but reduces in every call.
+    - The first reduction compares the parameters that you pass to `update`. Rank 0 warns if they differ.
+    - `tx` gets the other arguments of `update` unchanged, and all ranks must decide alike. A transformation that uses a
       loss, such as `optax.contrib.reduce_on_plateau`, needs the reduced loss. Put a transformation that looks at
       gradients, such as `optax.apply_if_finite`, inside.
-    - With `op=Adasum` the updates of `tx` are reduced: every rank takes its own step with its own gradients, and the
-      changes of the steps are combined. Each rank then has its own state of `tx`. Use the learning rate of one rank.
-    - With `shard=` each rank has a part of the elements of every parameter. It gets the gradients of these and steps
-      them, and the updates are gathered. A rank keeps no other reduced gradients, so "states" and "gradients" are the
-      same here. `init` needs `horovodish.jax.init()` first; with `shard_set=` it blocks, and every rank must call it.
-      The state is this rank's part: see `full_state`. `tx` must step each element by itself, or with
-      `shard_by="parameter"` each parameter. That is checked in its traced programs. Use `clip_by_global_norm` of this
+    - With `op=Adasum` every rank takes its own step with its own gradients, and the updates of `tx` are combined. Each
+      rank then has its own state of `tx`. Use the learning rate for one rank.
+    - With `shard=` each rank has a part of the elements of every parameter. It gets the reduced gradients of its part
+      and steps it. Then the updates are gathered. A rank keeps no other reduced gradients, so "states" and "gradients"
+      are the same here. `init` needs `horovodish.jax.init()` first; with `shard_set=` it blocks, and every rank must
+      call it. The state is this rank's part: see `full_state`. `tx` must step each element by itself, or with
+      `shard_by="parameter"` each parameter. Its traced programs are checked for this. Use `clip_by_global_norm` of this
       module.
-
-    - With `sync=` the ranks meet from time to time, and every rank takes its own steps in between, with its own
-      gradients and its own state of `tx`. After a meeting the parameters of the ranks are equal but for the rounding of
-      the last sum, `params + updates`. `optimizer.synchronized(params, state)` gives parameters that have the same bits
-      on every rank, to evaluate or to save, and changes nothing; `params, state = optimizer.end_round(params, state)`
-      meets at that moment. Both are collective. The state is larger by the parameters when the round began; a rank that
-      saves its parameters and its state within a round can go on from there.
+    - With `sync=` the ranks meet from time to time, and each rank takes its own steps in between, with its own
+      gradients and its own state of `tx`. After a meeting the ranks' parameters are equal except for the rounding of
+      the last sum, `params + updates`. `optimizer.synchronized(params, state)` returns parameters to evaluate or to
+      save, with the same bits on every rank. `params, state = optimizer.end_round(params, state)` has a meeting now.
+      Both are collective. The state also has the parameters of the beginning of the round, so a rank that saves its
+      parameters and its state within a round can continue from there.
 
     Args:
         tx: any optax optimizer or transformation.
-        name: of the reductions; the file and line of this call when not given. Programs that run at the same time need
-            optimizers of different names.
+        name: the name of the reductions. Without it, the file and line of this call. Programs that run at the same time
+            need optimizers of different names.
         options: see `JaxOptions`.
 
     Returns:
         An optax transformation with `init` and `update`.
 
     Raises:
-        ValueError: an `op` or `compression` that is none, a predivide factor that is not positive or without `Average`,
-            or passes per step that are not a whole number; with `shard=`, `op=Adasum`.
-        TypeError: `tx` is no optax transformation, or `process_set` no process set.
+        ValueError: an unknown `op` or `compression`, a predivide factor that is not positive or without `Average`, or
+            passes per step that are not a whole number; with `shard=`, `op=Adasum`.
+        TypeError: `tx` is not an optax transformation, or `process_set` is not a process set.
 
-        `update` raises what `horovodish.jax.collectives` says, NotInitializedError before `init()` among it. With
-        `shard=`, `init` and `update` raise ValueError if `tx` does not step each element, or each parameter, by itself.
-        They also raise it if the state is another rank's, or if the state or the gradients are of other parameters.
+        `update` raises the errors of `horovodish.jax.collectives`, such as NotInitializedError before `init()`. With
+        `shard=`, `init` and `update` raise ValueError if `tx` does not step each element, or each parameter, by itself,
+        if the state is another rank's, or if the state or the gradients belong to other parameters.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optax.adamw(1e-3 * hvd.size()))

@@ -28,7 +28,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     Args:
         variables: Keras variables of any dtype, with the same shapes and dtypes on every rank, in the same order.
             Layers such as Normalization make constants of their variables, and make them anew.
-        root_rank: whose values to send, the same on every rank; a rank of the world.
+        root_rank: the rank whose values to send, counted among all ranks, the same on every rank.
         process_set: the ranks that take part.
 
     Raises:
@@ -51,7 +51,7 @@ def broadcast_global_variables(root_rank: int, model: Any = None) -> None:
     vocabularies of StringLookup, IntegerLookup and TextVectorization are compared.
 
     Args:
-        root_rank: whose values to send, the same on every rank.
+        root_rank: the rank whose values to send, the same on every rank.
         model: Keras 3 has no list of all variables there are, so it must be given, built. Random seeds and metrics
             stay each rank's own. A layer will do, such as one that a data pipeline calls.
 

@@ -49,7 +49,7 @@ class BroadcastGlobalVariablesCallback(EpochSyncCallback):
     of its layers. Random seeds, metrics and local layers stay each rank's own.
 
     Args:
-        root_rank: whose values to send, the same on every rank; a rank of the world.
+        root_rank: the rank whose values to send, counted among all ranks, the same on every rank.
         device: taken because Horovod takes it; it changes nothing.
 
     Raises:

@@ -36,7 +36,7 @@ def allreduce(
 
     Args:
         value: a tensor or variable of Keras's backend, a NumPy array or a number; of one shape and dtype on every rank.
-        compression: what travels instead of the value.
+        compression: a cast or a codec for the value; see `Compression`.
 
     Returns:
         A tensor for a tensor or variable, otherwise a NumPy array or number.

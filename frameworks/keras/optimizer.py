@@ -46,42 +46,42 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
     It does not block, except with `sync=Hierarchical("host")`.
 
-    It works in `model.fit` and in loops of your own, on Keras's TensorFlow, PyTorch and JAX backends, compiled where
-    the backend compiles. `apply`, `apply_gradients` and `stateless_apply` reduce the gradients first; clipping, weight
-    decay, moving averages and loss scaling then see reduced gradients.
+    It works in `model.fit` and in your own loops, on Keras's TensorFlow, PyTorch and JAX backends, also in compiled
+    steps. `apply`, `apply_gradients` and `stateless_apply` reduce the gradients first. Clipping, weight decay, moving
+    averages and loss scaling then see reduced gradients.
 
-    The optimizer is the same object afterwards, with the variables and options that it had. It is an instance of its
-    class as before, and is saved as one: a saved model needs no horovodish to be loaded; `hvd.load_model` wraps its
-    optimizer again. One more method is there: `register_local_var(variable)` takes the gradients of a variable out of
-    the reduction, as `PartialDistributedOptimizer` does.
+    The optimizer stays the same object of the same class, with its variables and options. It is saved as an optimizer
+    of this class, so a saved model can be loaded without horovodish. `hvd.load_model` wraps its optimizer again. There
+    is one more method: with `register_local_var(variable)`, the gradients of a variable are not reduced, as with
+    `PartialDistributedOptimizer`.
 
-    What holds for gradients:
+    Rules for gradients:
 
-    - A gradient that is None on every rank stays None. Where only some ranks have one, the others contribute zeros.
-    - With `backward_passes_per_step=n`, n-1 calls add up gradients on the rank, and the n-th reduces their sum and
-      updates the variables. A window that is not complete when `fit` ends goes on in the next one; it is not saved.
-      Pass the same variables every time; in a `tf.function` the same ones must have gradients.
-    - Keras's own `gradient_accumulation_steps` works as well, and reduces in every call.
+    - A gradient that is None on every rank stays None. If only some ranks have one, the others contribute zeros.
+    - With `backward_passes_per_step=n`, a rank adds up the gradients of n-1 calls. The n-th call reduces the sum and
+      updates the variables. A window that is not complete when `fit` ends continues in the next `fit`. It is not saved.
+      Pass the same variables every time; in a `tf.function` the same variables must have gradients.
+    - Keras's own `gradient_accumulation_steps` works, too, and reduces in every call.
     - Wrap before the first `fit`, or compile again: TensorFlow and JAX keep the step that they compiled, which reduces
-      nothing. With any of `hvd.callbacks`, `fit` makes it again.
+      nothing. With any of `hvd.callbacks`, `fit` compiles it again.
     - Every rank must apply equally often. `hvd.callbacks` let `fit` have different numbers of batches.
     - For mixed precision wrap the scaling optimizer, `DistributedOptimizer(LossScaleOptimizer(optimizer))`. Where
       `compile` adds a LossScaleOptimizer by itself, `BroadcastGlobalVariablesCallback` does that.
 
-    With `sync` the ranks meet from time to time, and every rank takes its own steps in between. So clipping, loss
-    scaling and momentum are each rank's own. Variables must be equal on all ranks at the start, and are equal after a
-    meeting. In a world of one rank nothing is reduced, but an outer optimizer steps. Variables of the optimizer hold
-    the progress of the round, and a `.keras` file saves them, too. The optimizer has two more methods, for use outside
-    of compiled programs:
+    With `sync` the ranks meet from time to time, and each rank takes its own steps in between. So each rank has its own
+    clipping, loss scaling and momentum. Variables must be equal on all ranks at the start, and are equal after a
+    meeting. In a job of one rank nothing is reduced, but an outer optimizer steps. The optimizer has the progress of
+    the round in its variables, so a `.keras` file has it, too. The optimizer has two more methods, for use outside of
+    compiled programs:
 
-        synchronized()        a context to evaluate or to save in: the variables have the values that a meeting would
+        synchronized()        a context in which to evaluate or save: the variables have the values that a meeting would
                               give them now. At its end each rank gets its own values back
         end_round()           meet now, as at the end of training. `fit` with any of `hvd.callbacks` does so at its end
 
     Args:
         optimizer: a `keras.optimizers.Optimizer`, built or not.
         name: the name of the reductions in messages and the timeline, unique on each rank. Without it, a number.
-        device_dense, device_sparse: taken because Horovod takes them; they change nothing.
+        device_dense, device_sparse: Horovod's, without effect here.
         options: see `KerasOptions`.
 
     Returns:
@@ -94,7 +94,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         TypeError: `optimizer` is no Keras optimizer, or `process_set` no process set.
         NotInitializedError: before `init()`.
 
-        Applying raises what `horovodish.collectives` lists, such as MismatchError.
+        Applying raises the errors of `horovodish.collectives`, such as MismatchError.
 
     Example:
         >>> optimizer = keras.optimizers.Adam(0.001 * hvd.size())

@@ -20,7 +20,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
 
     Args:
         params: a module, or a tree of arrays and of what can be pickled, with the same names on every rank.
-        root_rank: whose values to send, the same on every rank; a rank of the world, also with `process_set`.
+        root_rank: the rank whose values to send, counted among all ranks, the same on every rank.
         process_set: the ranks that take part.
 
     Returns:

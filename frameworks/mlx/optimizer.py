@@ -68,7 +68,7 @@ def DistributedOptimizer(optimizer: Optimizer, **options: Unpack[ReductionOption
     Raises:
         ValueError: an option is not possible, or `optimizer` is wrapped already.
         TypeError: `optimizer` is none of MLX, or `process_set` no process set.
-        NotInitializedError: before `init()`. `update` raises what `horovodish.collectives` lists.
+        NotInitializedError: before `init()`. `update` raises the errors of `horovodish.collectives`.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(optim.AdamW(1e-3))

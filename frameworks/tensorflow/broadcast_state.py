@@ -38,7 +38,7 @@ def broadcast_variables(
     Args:
         variables: a model's or an optimizer's, in the same order, of the same shapes and dtypes on every rank; None is
             passed over.
-        root_rank: whose values, a rank of the world, the same on every rank.
+        root_rank: the rank whose values to send, counted among all ranks, the same on every rank.
         process_set: the ranks that take part.
         inplace: one after another, so that there is memory for one more at a time. Otherwise, in a function, all travel
             at once.

@@ -65,8 +65,8 @@ def allreduce(
     Args:
         tensor: the rank's values, a tensor or what `tf.convert_to_tensor` takes, of the same shape and dtype on every
             rank; or `tf.IndexedSlices`, with any number of slices on each rank, for `Average` and `Sum`.
-        device_dense, device_sparse: Horovod's; TensorFlow knows where the operation runs, so they have no meaning here.
-        compression: how values are compressed to travel; see `Compression`.
+        device_dense, device_sparse: Horovod's, without effect here: TensorFlow chooses where the operation runs.
+        compression: a cast or a codec for the values; see `Compression`.
 
     Returns:
         A new tensor; of IndexedSlices the slices of all ranks, where an index may occur once for each rank.
@@ -98,7 +98,7 @@ def grouped_allreduce(
     """Blocks and is differentiable as `allreduce`. IndexedSlices travel by themselves, the others together.
 
     Args:
-        device_dense, device_sparse: Horovod's; TensorFlow knows where the operation runs, so they have no meaning here.
+        device_dense, device_sparse: Horovod's, without effect here: TensorFlow chooses where the operation runs.
         compression: as for `allreduce`, of all tensors.
     """
     operation = Operation("allreduce", name, process_set, op, average, prescale_factor, postscale_factor)
@@ -121,8 +121,8 @@ def reducescatter(
     the rows, from the ranks that have them.
 
     Args:
-        device_dense: Horovod's; TensorFlow knows where the operation runs, so it has no meaning here.
-        compression: what travels; see `Compression`.
+        device_dense: Horovod's, without effect here: TensorFlow chooses where the operation runs.
+        compression: a cast for the values; see `Compression`.
 
     Example:
         >>> own_rows = hvd.reducescatter(gradient, op=hvd.Sum)
@@ -146,7 +146,7 @@ def grouped_reducescatter(
     """Blocks as `allreduce`, and is differentiable as `reducescatter`.
 
     Args:
-        device_dense: Horovod's; TensorFlow knows where the operation runs, so it has no meaning here.
+        device_dense: Horovod's, without effect here: TensorFlow chooses where the operation runs.
         compression: as for `reducescatter`, of all tensors.
     """
     operation = Operation("reducescatter", name, process_set, op, None, prescale_factor, postscale_factor)

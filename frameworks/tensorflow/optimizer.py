@@ -53,7 +53,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         ValueError: arguments that do not go together, or an optimizer that is wrapped already.
         TypeError: no optimizer.
 
-        The step raises what `allreduce` raises.
+        The step raises the errors of `allreduce`.
 
     Example:
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1e-3 * hvd.size()))

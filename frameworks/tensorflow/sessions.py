@@ -19,7 +19,7 @@ def broadcast_global_variables(root_rank: int, process_set: ProcessSet = global_
     """The operation that gives every rank's global variables the values of one rank, for a session to run. Collective.
 
     Args:
-        root_rank: whose values, a rank of the world, the same on every rank.
+        root_rank: the rank whose values to send, counted among all ranks, the same on every rank.
         process_set: the ranks that take part.
 
     Raises:
@@ -43,8 +43,8 @@ class BroadcastGlobalVariablesHook(Hook):
     """Gives every rank's global variables the values of one rank when a session begins. Every rank must use it.
 
     Args:
-        root_rank: whose values, a rank of the world, the same on every rank.
-        device: Horovod's; TensorFlow knows where operations run, so it has no meaning here.
+        root_rank: the rank whose values to send, counted among all ranks, the same on every rank.
+        device: Horovod's, without effect here: TensorFlow chooses where operations run.
         process_set: the ranks that take part.
 
     Example:

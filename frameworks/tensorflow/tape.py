@@ -45,7 +45,7 @@ def DistributedGradientTape(  # noqa: N802, Horovod's name
 
     Args:
         gradtape: a `tf.GradientTape`.
-        device_dense, device_sparse: Horovod's; TensorFlow knows where operations run, so they have no meaning here.
+        device_dense, device_sparse: Horovod's, without effect here: TensorFlow chooses where operations run.
         options: see `TapeOptions`.
 
     Returns:
@@ -56,7 +56,7 @@ def DistributedGradientTape(  # noqa: N802, Horovod's name
         ValueError: arguments that do not go together, or a tape that is wrapped already.
         TypeError: `gradtape` is no tape.
 
-        `gradient()` raises what `allreduce` raises.
+        `gradient()` raises the errors of `allreduce`.
 
     Example:
         >>> with tf.GradientTape() as tape:

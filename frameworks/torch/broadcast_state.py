@@ -39,7 +39,7 @@ def broadcast_parameters(
             entry that is None is passed over, and so is a module's extra state (`get_extra_state`) that is no tensor,
             because nothing can be written into it: `model.load_state_dict(hvd.broadcast_object(model.state_dict()))`
             sends it, too.
-        root_rank: whose values to send, the same on every rank.
+        root_rank: the rank whose values to send, the same on every rank.
         process_set: the ranks that take part.
 
     Raises:
@@ -65,16 +65,16 @@ def broadcast_optimizer_state(
     model: Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give the optimizer of every rank the state and the options of the root's. Collective; blocks.
+    """Give every rank's optimizer the state and the options of the root's optimizer. Collective; blocks.
 
-    No step is taken: the root's optimizer stays as it is, bit for bit, and a rank whose optimizer has no state yet gets
-    it. Learning rates and other options of the parameter groups are sent, too. So is the state of optimizers that the
-    optimizer holds, as Lookahead does, and what else is in a `state_dict()` of the class's own.
+    It takes no step: the root's optimizer does not change in any bit, and a rank whose optimizer has no state yet gets
+    one. Learning rates and other options of the parameter groups are sent, too. If the optimizer wraps another one, as
+    Lookahead does, or if its class has its own `state_dict()`, their state is sent as well.
 
     Args:
         optimizer: of the same kind, over the same parameters, on every rank; wrapped or not.
-        root_rank: whose state to send, the same on every rank.
-        model: not needed; taken because Horovod takes it.
+        root_rank: the rank whose state to send, the same on every rank.
+        model: Horovod's, without effect here.
         process_set: the ranks that take part.
 
     Raises:

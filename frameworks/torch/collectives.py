@@ -99,7 +99,7 @@ def allreduce(
     way.
 
     Args:
-        compression: what travels; see `Compression`.
+        compression: a cast or a codec for the values; see `Compression`.
 
     Returns:
         A new tensor of the shape and dtype of `tensor`, row-major.
@@ -217,7 +217,7 @@ def reducescatter(
     ranks that have them.
 
     Args:
-        compression: what travels; see `Compression`.
+        compression: a cast for the values; see `Compression`.
 
     Example:
         >>> hvd.reducescatter(torch.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0

@@ -52,16 +52,16 @@ COPIED_BYTES = 16 << 10
 
 
 class TorchState(State):
-    """A state with tensors, models, optimizers and samplers. Of the last three it holds the `state_dict()`.
+    """A state with tensors, and with models, optimizers and samplers, whose `state_dict()` it saves.
 
-    With a sharded optimizer `save()` is collective, and so is `commit()` where it copies: one rank of each host copies
-    the state of all ranks. After a loss the remaining ranks share this state out again.
+    With a sharded optimizer each `commit()` that copies is collective, and so is `save()`: one rank of each host copies
+    the state of all ranks. After a loss the remaining ranks divide this state among themselves.
 
-    When the ranks have changed, gradients are None, accumulation windows begin again, and samplers deal the rest of
-    their epoch out to the new ranks.
+    When the ranks have changed, gradients are None, accumulation windows begin again, and samplers distribute the rest
+    of their epoch over the new ranks.
 
-    With `sync=` nothing can be committed within a round: calls of `commit()` there do nothing. After a loss the
-    remaining ranks go back to the last meeting with a commit, and all take the optimizer state of one rank.
+    With `sync=`, `commit()` does nothing within a round. After a loss the remaining ranks go back to the last meeting
+    with a commit, and all take the optimizer state of one rank.
 
     Args:
         model: a module; further ones can be given as attributes.

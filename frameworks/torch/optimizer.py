@@ -47,67 +47,67 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
     It does not block, except with `shard_set` and with `sync=Hierarchical("host")`.
 
-    `backward()` reduces the gradients while it runs, and ends when `p.grad` is reduced on every rank. So gradients can
-    be clipped, unscaled or logged between `backward()` and `step()` without further ado. In a world of one rank, and on
-    a rank outside `process_set`, nothing is reduced and nothing is hooked.
+    `backward()` reduces the gradients while it runs, and returns when `p.grad` is reduced on this rank. So you can
+    clip, unscale or log gradients between `backward()` and `step()`. In a job of one rank, and on a rank outside
+    `process_set`, nothing is reduced and nothing is hooked.
 
-    The optimizer is the same object afterwards, with the state, options, hooks and schedulers that it had; its class
-    becomes a subclass of the one that it had, with four more methods:
+    The optimizer stays the same object, with its state, options, hooks and schedulers. Its class becomes a subclass of
+    its old class, with four more methods:
 
         synchronize()         reduce now all gradients that are not reduced yet. Horovod's scripts call it before they
-                              clip; here it has nothing to do after a `backward()` that has reduced
+                              clip; here it does nothing after a `backward()` that has reduced
         skip_synchronize()    a context in which `step()` does not reduce
         no_sync()             a context in which `backward()` does not reduce
         set_backward_passes_per_step(n)
 
     Rules for gradients:
 
-    - A gradient that is None on every rank stays None. Where only some ranks have one, the others contribute zeros.
-    - Several backwards in one step: `p.grad` is the sum of the gradients that each of them would give, for every op.
-    - With `backward_passes_per_step=n`, gradients accumulate on the rank for n-1 backwards and the n-th reduces their
-      sum; it is not divided by n. When `step()` comes earlier, as at the end of an epoch, it reduces the gradients so
-      far, and a new window begins.
-    - Every rank must reduce equally often: one reduction for each window or `step()`.
-    - A parameter whose gradient is sparse in the first reduction, on any rank, travels as rows: each rank adds up its
-      own entries, and indices and values are gathered, without `compression`. `p.grad` ends sparse on every rank. If no
-      rank has its gradient then, it travels dense, and ends dense, the first time that it comes. So does a gradient
-      that becomes sparse after it was dense.
-    - A parameter that is wrapped again belongs to the optimizer that was wrapped last.
-    - Scripts may change `param_groups`, alike on every rank. The next `zero_grad()`, backward or `step()` sees it.
-    - Copies and pickles of the optimizer are of the class that was wrapped.
-    - With `sparse_as_dense`, `p.grad` ends sparse again: optimizers such as `torch.optim.SparseAdam` take nothing else.
+    - A gradient that is None on every rank stays None. If only some ranks have one, the others contribute zeros.
+    - If a step has several backwards, `p.grad` is the sum of their reduced gradients, for every op.
+    - With `backward_passes_per_step=n`, a rank adds up the gradients of n-1 backwards, and the n-th backward reduces
+      the sum, which is not divided by n. If `step()` comes earlier, as at the end of an epoch, it reduces the gradients
+      so far, and a new window begins.
+    - Every rank must reduce equally often: once for each window or `step()`.
+    - If a gradient is sparse in the first reduction on any rank, its rows are sent: each rank adds up its own entries,
+      and indices and values are gathered, without `compression`. `p.grad` is then sparse on every rank. If no rank has
+      the gradient in the first reduction, or if it becomes sparse later, it is sent dense once, and is then dense.
+    - If a parameter is wrapped twice, it belongs to the optimizer that was wrapped last.
+    - Scripts may change `param_groups`, alike on every rank. The next `zero_grad()`, backward or `step()` notices it.
+    - Copies and pickles of the optimizer have the class of the optimizer that you passed.
+    - With `sparse_as_dense`, `p.grad` is sparse again after the reduction, because optimizers such as
+      `torch.optim.SparseAdam` need sparse gradients.
     - With `process_set`, only its ranks need to make the call. On another rank the optimizer works as before.
 
-    With `op=Adasum` gradients are not reduced. Every rank takes its own step with them, and `step()` ends by reducing
-    the changes of the step: p = p before + Adasum of the ranks' (p after - p before). Parameters must be equal on all
-    ranks at the start, and are equal after every step; each rank has its own optimizer state. `step()` is the
-    collective, so every rank must call it equally often; windows are as long as the user makes them. Use the learning
-    rate of one rank, not multiplied by the number of ranks. Under `GradScaler` a rank whose gradients are not finite
-    contributes no change, and the others go on.
+    With `op=Adasum` gradients are not reduced. Every rank takes its own step, and `step()` then reduces the changes of
+    the step: p = p before + Adasum of the ranks' (p after - p before). Parameters must be equal on all ranks at the
+    start, and are equal after every step. Each rank has its own optimizer state. `step()` is the collective, so every
+    rank must call it equally often, after any number of backwards. Use the learning rate for one rank, not multiplied
+    by the number of ranks. Under `GradScaler` a rank whose gradients are not finite contributes no change, and the
+    others continue.
 
     With `wait_for=k` a step goes on when k ranks have a gradient for it. `step()` of a late rank takes the steps
-    that it has missed, in order, and its gradient is a part of the next step: no gradient is lost, and each counts
-    once. So parameters are the same on all ranks after equally many steps. `optimizer.steps` is the number of steps;
-    use it in loops: `while optimizer.steps < 1000`. For every step, a late rank uses the learning rate and the other
-    numbers of the parameter groups of a rank that was in time. The optimizer must have all of its parameters before the
-    first step, and `backward()` does not reduce.
+    that it has missed, in order, and its gradient is a part of the next step, so each gradient counts once. After the
+    same number of steps, the parameters are the same on all ranks. `optimizer.steps` is the number of steps; use it in
+    loops: `while optimizer.steps < 1000`. In a missed step, a late rank uses the learning rate and the other numbers of
+    the parameter groups of a rank that was in time. The optimizer must have all of its parameters before the first
+    step. `backward()` does not reduce.
 
-    With `sync` the ranks meet from time to time, and every rank takes its own steps in between. So clipping, a closure
+    With `sync` the ranks meet from time to time, and each rank takes its own steps in between. So clipping, a closure
     and a scaler see this rank's gradients, schedulers count this rank's steps, and each rank has its own momentum and
     buffers, for example of batch normalization. Parameters must be equal on all ranks at the start, and are equal after
-    a meeting. In a world of one rank the policy holds as well: nothing is reduced, but an outer optimizer steps.
-    `step()` is the collective, so every rank must call it equally often. The optimizer has more methods:
+    a meeting. In a job of one rank nothing is reduced, but an outer optimizer steps. `step()` is the collective, so
+    every rank must call it equally often. The optimizer has more methods:
 
-        synchronized()        a context to evaluate or to save in: the parameters have the values that a meeting would
-                              give them now. At its end each rank gets its own values back
+        synchronized()        a context in which to evaluate or save: the parameters have the values that a meeting
+                              would give them now. At its end each rank gets its own values back
         end_round()           meet now, as at the end of training
         state_dict()          also has the progress of the round. If each rank saves it, and its model, within a round,
-                              training can go on with the same bits. At the end of a round one rank's copy is enough
+                              training can continue with the same bits. At the end of a round one rank's copy is enough
 
     Args:
-        optimizer: any optimizer of torch's kind except LBFGS, over parameters in host memory and on the GPU.
-        named_parameters: `model.named_parameters()`: names for messages, and the expected order of the gradients
-            (backwards). All parameters of the optimizer must be among them. Without it they are numbered.
+        optimizer: a `torch.optim.Optimizer` except LBFGS, with parameters in host memory or on the GPU.
+        named_parameters: `model.named_parameters()`. Messages use the names, and buckets the reverse of this order. It
+            must have all parameters of the optimizer. Without it parameters are numbered.
         options: see `TorchOptions`.
 
     Returns:
@@ -124,7 +124,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
 
         After an error the optimizer is as before.
 
-        `backward()`, `step()` and `synchronize()` raise what `horovodish.collectives` lists, such as MismatchError.
+        `backward()`, `step()` and `synchronize()` raise the errors of `horovodish.collectives`, such as MismatchError.
 
     Example:
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())

@@ -129,7 +129,7 @@ class Collectives(Generic[GivenT, ResultT]):
         Raises:
             ValueError: `average` and `op` are both given, `op` is not a reduce op, or `compression` is not a codec or
                 does not work with `op`.
-            See `horovodish.collectives` for what every operation can raise.
+            See `horovodish.collectives` for the errors of every operation.
 
         Example:
             >>> hvd.allreduce(numpy.full(2, hvd.rank(), numpy.float32), op=hvd.Sum)  # on 4 ranks
@@ -221,7 +221,7 @@ class Collectives(Generic[GivenT, ResultT]):
         Raises:
             ValueError: as `allreduce`, or `tensors` is empty.
             TypeError: `tensors` is one tensor.
-            See `horovodish.collectives` for what every operation can raise.
+            See `horovodish.collectives` for the errors of every operation.
 
         Example:
             >>> loss, correct = hvd.grouped_allreduce([loss, correct], name="metrics")
@@ -291,7 +291,7 @@ class Collectives(Generic[GivenT, ResultT]):
             A new tensor whose first dimension is the sum of the ranks' first dimensions.
 
         Raises:
-            See `horovodish.collectives` for what every operation can raise.
+            See `horovodish.collectives` for the errors of every operation.
 
         Example:
             >>> hvd.allgather(numpy.full(hvd.rank() + 1, hvd.rank()))  # on 3 ranks
@@ -321,7 +321,7 @@ class Collectives(Generic[GivenT, ResultT]):
         Raises:
             ValueError: `tensors` is empty.
             TypeError: `tensors` is one tensor.
-            See `horovodish.collectives` for what every operation can raise.
+            See `horovodish.collectives` for the errors of every operation.
 
         Example:
             >>> inputs, labels = hvd.grouped_allgather([inputs, labels])
@@ -351,7 +351,7 @@ class Collectives(Generic[GivenT, ResultT]):
 
         Raises:
             ValueError: there is no rank `root_rank` in the process set.
-            See `horovodish.collectives` for what every operation can raise.
+            See `horovodish.collectives` for the errors of every operation.
 
         Example:
             >>> hvd.broadcast(numpy.full(2, hvd.rank()), root_rank=1)  # on any rank
@@ -407,7 +407,7 @@ class Collectives(Generic[GivenT, ResultT]):
             ValueError: the splits are not one non-negative number per rank or do not add up to the first dimension;
                 without splits, the first dimension cannot be divided by the number of ranks; or `tensor` has zero
                 dimensions.
-            See `horovodish.collectives` for what every operation can raise.
+            See `horovodish.collectives` for the errors of every operation.
 
         Example:
             >>> rows, counts = hvd.alltoall(numpy.arange(3), splits=[1, 2])  # on 2 ranks; on rank 1
@@ -449,7 +449,7 @@ class Collectives(Generic[GivenT, ResultT]):
 
         Raises:
             ValueError: `op` is `Adasum` or not a reduce op, or the tensor has zero dimensions.
-            See `horovodish.collectives` for what every operation can raise.
+            See `horovodish.collectives` for the errors of every operation.
 
         Example:
             >>> hvd.reducescatter(numpy.arange(3), op=hvd.Sum)  # on 2 ranks; on rank 0
@@ -493,7 +493,7 @@ class Collectives(Generic[GivenT, ResultT]):
         Raises:
             ValueError: as `reducescatter`, or `tensors` is empty.
             TypeError: `tensors` is one tensor.
-            See `horovodish.collectives` for what every operation can raise.
+            See `horovodish.collectives` for the errors of every operation.
 
         Example:
             >>> weights, biases = hvd.grouped_reducescatter([weight_gradients, bias_gradients])

@@ -27,7 +27,7 @@ def broadcast_named(
         function: that the user has called, for the names of the operations and for messages.
         values: tensors of the framework, and anything else that can be pickled, by names that are the same on every
             rank, in any order. Tensors have the same shapes and dtypes on every rank.
-        root_rank: whose values to send, the same on every rank; a rank of the world, also with `process_set`.
+        root_rank: the rank whose values to send, counted among all ranks, the same on every rank.
         adapter: of the framework's tensors.
         process_set: the ranks that take part.
 
@@ -37,7 +37,7 @@ def broadcast_named(
     Raises:
         MismatchError: the names, dtypes or shapes differ. Every rank raises it.
         ValueError: there is no rank `root_rank` in the process set.
-        See `horovodish.collectives` for what every operation can raise.
+        See `horovodish.collectives` for the errors of every operation.
     """
     with compared_on_all_ranks(function, "the parameters", process_set, SAME_MODEL) as described:
         root = checked_root(root_rank, process_set)

@@ -39,7 +39,7 @@ def broadcast_object(
         ValueError: there is no rank `root_rank` in the process set.
         Exception: the exception of pickle or cloudpickle, on a rank that cannot write or read the object, for example
             because it lacks a module. The other ranks raise MismatchError with the same text.
-        See `horovodish.collectives` for what every operation can raise.
+        See `horovodish.collectives` for the errors of every operation.
 
     Example:
         >>> start_epoch = hvd.broadcast_object(start_epoch if hvd.rank() == 0 else None)
@@ -71,7 +71,7 @@ def allgather_object(obj: object, name: str | None = None, process_set: ProcessS
 
     Raises:
         Exception: as `broadcast_object`.
-        See `horovodish.collectives` for what every operation can raise.
+        See `horovodish.collectives` for the errors of every operation.
 
     Example:
         >>> hvd.allgather_object({"rank": hvd.rank()})  # on 2 ranks

@@ -1,9 +1,9 @@
 """The state of a training run. The rules for the commit that a recovery continues from:
 
 1. After a recovery all ranks have the same bits: the bits of one commit that the script made on one rank.
-2. It is the newest commit that is left: copied into memory of a host, or held by a rank that has written to no tensor
-   of the state since. Copies are made as often as 1 % of the time allows.
-3. Everything that the script did after that commit is undone in the state, on every rank, and is done again.
+2. This is the newest commit that still exists: as a copy in a host's memory, or on a rank that has not written to any
+   tensor of the state since. Copies are made as often as 1 % of the time allows.
+3. On every rank, the state loses everything that the script did after this commit. The script does it again.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class OfAll:
 
 
 class State:
-    """The state of a training run, for `elastic.run`. All ranks make the same states in the same order.
+    """The state of a training run, for `elastic.run`. All ranks must make the same states in the same order.
 
-    Its attributes are the state, except attributes whose names begin with an underscore. An object with `state_dict()`
+    The state is its attributes, except attributes whose names begin with an underscore. An object with `state_dict()`
     and `load_state_dict()`, such as a sampler, stays the same object, also within lists, dicts and other objects.
-    Everything else is a value: it is pickled, and a recovery replaces it by a copy.
+    Everything else is a value: it is pickled, and a recovery replaces it with a copy.
 
     Args:
         attributes: the first attributes. Others can be set later.
@@ -84,12 +84,12 @@ class State:
     def commit(self) -> None:
         """Mark a moment that a recovery may go back to, then `check_host_updates()`. Not collective: nothing is sent.
 
-        Call it on all ranks, where the parameters have all steps that the state counts, such as after each step. Most
-        commits copy nothing. Within a window of gradient accumulation, or a round of `sync=`, a call does nothing,
-        because some samples that the state counts have not changed the parameters of all ranks yet.
+        Call it on all ranks after each step, when the parameters have all steps that the state counts. Most commits
+        copy nothing. Within a window of gradient accumulation, or a round of `sync=`, it does nothing, because the
+        state already counts samples that have not changed the parameters of all ranks yet.
 
         Raises:
-            RankLostError: a rank was lost, and the script has caught the error and gone on. Do not catch the error.
+            RankLostError: a rank was lost, and the script has caught the error. Do not catch it.
             RuntimeError: within the block of another state.
             TypeError: a part of the state cannot be pickled; the message names it.
             HostsUpdatedInterrupt: as `check_host_updates()`.
@@ -118,7 +118,7 @@ class State:
         """Go back to the last `save()` or `commit()`, or to the state that `sync()` has received since. Not collective.
 
         Raises:
-            RuntimeError: the last `commit()` was not copied. Call `save()` instead where the script itself goes back.
+            RuntimeError: the last `commit()` was not copied. If the script calls `restore()` itself, use `save()`.
         """
         held = self._held_commit()
         if self._copies.has(self._position):
@@ -154,7 +154,7 @@ class State:
 
         Raises:
             TypeError: a part of the state cannot be pickled. If it happens on one rank only, the others lose that rank.
-            See `horovodish.collectives` for what every operation can raise.
+            See `horovodish.collectives` for the errors of every operation.
         """
         exchange.exchange([self])
 

@@ -28,20 +28,21 @@ _DEFAULTS = {"after": 0, "fragments": 1, "overlap": 0}
 
 
 class Sync:
-    """A policy for the argument `sync` of `DistributedOptimizer`. Base of all; a class of your own derives from it.
+    """A policy for the argument `sync` of `DistributedOptimizer`. Derive your own policies from this class.
 
-    Ranks get a `MismatchError` if their policies differ: in a number, or, for a class of your own, in a public number
-    or in its code.
+    The ranks raise `MismatchError` if their policies differ in a number, or, for a class of your own, in a public
+    number or in its code.
 
     Args:
-        every: the steps of a round. In a round each rank sends as many bytes as in one step of synchronous training.
-        after: how many steps at the beginning use the gradients of all ranks, before the first round begins.
-        within: the ranks that use each other's gradients in every step: "host", or this rank's process set. None: each
-            rank uses its own.
-        fragments: into how many parts the parameters are divided. Each part has its own meetings, at other steps, so
-            that fewer bytes travel at a time.
-        overlap: how many steps go on while a part is reduced. Their changes are kept.
-        compression: how changes are compressed; None: as the optimizer's `compression` says.
+        every: the number of steps in a round. In a round a rank sends as many bytes as in one step of synchronous
+            training.
+        after: the number of steps with the gradients of all ranks, before the first round begins.
+        within: the ranks that average their gradients in every step: "host", or this rank's process set. None: each
+            rank uses its own gradients.
+        fragments: the number of parts of the parameters. Each part has its own meetings, at different steps than the
+            others, so that a meeting sends fewer bytes.
+        overlap: the number of steps that are computed while a part is reduced. Their changes are kept.
+        compression: a cast or a codec for the changes; None: the optimizer's `compression`.
 
     Raises:
         ValueError: a number that is not whole or not in its range.
@@ -88,25 +89,25 @@ class Sync:
         return f"{type(self).__name__}(every={self.every}{''.join(others)})"
 
     def is_due(self, step: Any, fragment: int = 0) -> Any:
-        """Whether a fragment meets after a step. Every rank must decide alike.
+        """Return whether a fragment meets after a step. It must return the same on every rank.
 
         Args:
-            step: counted from 1, without the steps of `after`; in compiled programs a traced integer.
-            fragment: its number.
+            step: the number of the step, from 1, without the steps of `after`. In compiled programs a traced integer.
+            fragment: the number of the fragment, from 0.
         """
         return (step + fragment * self.every // self.fragments) % self.every == 0
 
     def begin(self, parameter: Any) -> tuple[Any, ...]:
-        """The memory of `merge` for a parameter before its first meeting: arrays, the same on every rank."""
+        """Return the memory of `merge` for a parameter before its first meeting: arrays, the same on every rank."""
         return ()
 
     def merge(self, start: Any, change: Any, memory: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """The parameter after a meeting, and the new memory. It must not write to its arguments.
+        """Return the parameter after a meeting, and the new memory. It must not write to its arguments.
 
         Args:
-            start: the parameter when the round began.
-            change: what it has changed since, reduced over the ranks.
-            memory: the result of `begin` or of the last call.
+            start: the parameter at the beginning of the round.
+            change: the change of the parameter in the round, reduced over the ranks.
+            memory: the memory from `begin` or from the last call.
         """
         return start + change, memory
 
@@ -132,7 +133,7 @@ class Hierarchical(Sync):
     """The ranks of a host average their gradients in every step, and all ranks their parameters every `every` steps.
 
     Args:
-        within: "host", or this rank's process set where other ranks are to step alike.
+        within: "host", or this rank's process set, to average in every step among other ranks than those of a host.
         every: steps from one average over all ranks to the next.
 
     Example:
@@ -178,11 +179,11 @@ class OuterSGD:
 
 
 class DiLoCo(Sync):
-    """Each rank takes its own steps, and an outer optimizer steps with the average change of many of them.
+    """Each rank takes its own steps. Every `every` steps, an outer optimizer steps with the average change.
 
     Args:
-        every: steps of a rank for one of the outer optimizer; 100 to 500 is usual.
-        outer: the outer optimizer: an `OuterSGD`, or an object with the same two methods.
+        every: the steps of a rank for one step of the outer optimizer; 100 to 500 is usual.
+        outer: the outer optimizer: an `OuterSGD`, or an object with its methods `begin` and `merge`.
         after, fragments, overlap, compression: as for `Sync`. The paper begins with synchronous steps, too.
 
     Example:

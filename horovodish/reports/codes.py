@@ -92,14 +92,14 @@ class CompressionReport:
 
 
 def compression_report(process_set: ProcessSet = global_process_set) -> CompressionReport:
-    """The effect of codecs such as `Compression.int8` on this rank, by tensor, since `init()` or the set was added.
+    """Report the effect of codecs such as `Compression.int8`, by tensor, since `init()` or the set was added.
 
-    The tensors of an optimizer that is not used any more leave the report, and their errors leave memory, while others
-    train: at the latest when another tensor has been reduced 2000 times. A tensor that is used again after 1000 steps
-    or more of another one may begin anew, with errors of zero and `start=` steps as they are.
+    Not collective: any rank may call it at any time. A rank reports the values that it has encoded itself. If a host
+    has several ranks, these are a part of each tensor. Norms are measured in one step of a hundred.
 
-    Not collective: any rank may call it at any time. A rank reports what it has encoded itself. With several ranks on a
-    host, that is a part of each tensor. Norms are measured in one step of a hundred.
+    If an optimizer is not used any more while another one trains, the report drops its tensors, and memory their
+    errors, at the latest when another tensor has been reduced 2000 times. If a tensor is used again after 1000 steps or
+    more of another one, it may begin again, with errors of zero and `start=` steps without a codec.
 
     Args:
         process_set: the ranks that reduce the tensors.

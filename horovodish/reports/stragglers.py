@@ -81,16 +81,15 @@ class StragglerReport:
 
 
 def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerReport:
-    """Which ranks make the others wait, since `init()` or since the process set was added. Blocks.
+    """Report which ranks make the others wait, since `init()` or since the process set was added. Collective; blocks.
 
-    A collective starts when its last rank has submitted it. Rank by rank, the report counts how often that was this
-    rank, and how long the first rank had waited by then. A rank that is slow in most steps, or as slow as all but far
-    behind now and then, stands out in the total. The count alone says little: the rank that comes out of one collective
-    last enters the next one last, by microseconds. All collectives count, also barriers and the collectives of earlier
-    calls of this function. The times travel with the messages that ranks send to agree on the next collective, so a
-    training job sends no extra messages; only this call is a collective.
+    A collective starts when its last rank has submitted it. For each rank, the report has the number of collectives in
+    which it was last, and how long the first rank had waited by then. A rank that is slow in most steps, or far behind
+    now and then, has a large total. The number alone says little, because the rank that leaves one collective last also
+    enters the next one last, by microseconds. All collectives count, also barriers and earlier calls of this function.
+    The times are a part of the messages of the negotiation, so a training job sends no more messages.
 
-    Between hosts the times are as good as the hosts' clocks agree (NTP, PTP); within a host they are right to 0.1 ms.
+    Between hosts the times are as exact as the hosts' clocks (NTP, PTP). Within a host they are exact to 0.1 ms.
 
     Every rank of the process set must call it, and gets the same report.
 

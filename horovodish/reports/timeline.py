@@ -31,24 +31,23 @@ _starts: dict[str, int] = {}  # how often ranks have begun each timeline that HO
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Begin to record what this rank does for each tensor, until `stop_timeline()` or `shutdown()`.
+    """Record this rank's operations on each tensor, until `stop_timeline()` or `shutdown()`.
 
-    Each rank that calls it records itself; it is not collective and does not block. Rank 3 writes `trace.json` to
-    `trace.rank-3.json`, replacing a file of that name, for https://ui.perfetto.dev or chrome://tracing. There the
-    process is the rank, and each tensor or bucket a track with one slice for each operation and in it "negotiate"
-    (until every rank has submitted it), "queue" (behind others), "pack", "reduce", "exchange" (between hosts) and
-    "unpack", the last four once for every chunk. The track "steps" has the steps of wrapped optimizers, and what
-    `mark()` marks. Operations that are under way already do not appear. Times are
-    microseconds since `init()` on rank 0: of one host to within a microsecond, between hosts as good as their clocks
-    agree.
+    Not collective and does not block: each rank that calls it records itself. With `trace.json`, rank 3 writes
+    `trace.rank-3.json`, and replaces a file of that name. Open it with https://ui.perfetto.dev or chrome://tracing.
+    There each rank is a process, and each tensor or bucket is a track with a slice for each operation. The slice has
+    phases: "negotiate" (until every rank has submitted it), "queue" (behind other operations), and then for every chunk
+    "pack", "reduce", "exchange" (between hosts) and "unpack". The track "steps" has the steps of wrapped optimizers and
+    the marks of `mark()`. Operations that are already under way do not appear. Times are microseconds since `init()` on
+    rank 0. Within a host they agree to a microsecond, between hosts as well as the hosts' clocks.
 
     A file whose name ends in ".records" has the same in a binary form, for `horovodish report`.
 
-    The file can be read at any time, also when the process was killed; it is behind by a few hundredths of a second.
+    The file can be read at any time, even after the process was killed. It is behind by a few hundredths of a second.
 
     Args:
-        file_path: of the trace; its folder must exist. Each rank writes to a file of its own beside it.
-        mark_cycles: add a mark wherever the engine learned that operations can start.
+        file_path: the name of the trace; its folder must exist. Each rank writes its own file beside it.
+        mark_cycles: add a mark wherever the engine has learned that operations can start.
 
     Raises:
         ValueError: a timeline is being recorded already.
@@ -75,9 +74,9 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
 
 
 def stop_timeline() -> None:
-    """End what `start_timeline` or HOROVODISH_TIMELINE_FILENAME began; the file is complete when it returns.
+    """End the timeline of `start_timeline` or HOROVODISH_TIMELINE_FILENAME. When it returns, the file is complete.
 
-    Not collective. Slices of operations that are under way end here. Afterwards another timeline can be started.
+    Not collective. Slices of operations that are under way end here. You can start another timeline afterwards.
 
     Raises:
         ValueError: no timeline is being recorded.
@@ -98,10 +97,10 @@ def stop_timeline() -> None:
 def mark(name: str) -> None:
     """Mark this moment in the timeline of this rank, such as the beginning of an epoch.
 
-    Not collective, and does nothing while no timeline is recorded. Steps of wrapped optimizers need no mark.
+    Not collective. Does nothing while no timeline is recorded. Steps of wrapped optimizers need no mark.
 
     Args:
-        name: what the timeline shows, on the track "steps".
+        name: the text of the mark, on the track "steps".
 
     Raises:
         NotInitializedError: before `init()`, and after `shutdown()`.

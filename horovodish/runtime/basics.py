@@ -84,22 +84,22 @@ _followers: list[tuple[Callable[[Any], None], Callable[[Any], None], _Finish, Ca
 
 
 def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = None) -> None:
-    """Start the engine. Every rank of the world must call it; it blocks until all have. A second call does nothing.
+    """Start the engine. Every rank must call it; it blocks until all have. A second call does nothing.
 
-    Without a launcher the world is one rank, and no MPI is needed.
+    Without a launcher there is one rank, and no MPI is needed.
 
     Args:
-        comm: who takes part: None for all ranks, ranks of MPI's world in the order of their new numbers, such as [0, 1]
-            or range(4), or an `mpi4py` communicator.
-        process_sets: a list of `ProcessSet` objects to add at once. More can be added later; Horovod's "dynamic" is
-            accepted and changes nothing.
+        comm: the ranks that take part: None for all, ranks of MPI's world in the order of their new numbers, such as
+            [0, 1] or range(4), or an `mpi4py` communicator.
+        process_sets: a list of `ProcessSet` objects to add. You can add more later. Horovod's "dynamic" is accepted
+            without effect.
 
     Raises:
-        LaunchError: no MPI, or a launcher of another MPI than mpi4py's, or torchrun, or the ranks of a host cannot
-            share memory.
-        SettingError: a HOROVODISH_* variable has a bad value, or not the same one on every rank.
+        LaunchError: there is no MPI, the launcher belongs to another MPI than mpi4py's, the launcher is torchrun, or
+            the ranks of a host cannot share memory.
+        SettingError: a HOROVODISH_* variable has a bad value, or different values on the ranks.
         ForkedProcessError: in a child of a process that had called `init()`, however it was started.
-        ValueError: the ranks of `comm` are none, repeat a rank, or lack the calling rank.
+        ValueError: the ranks of `comm` are not ranks, repeat a rank, or lack the calling rank.
         TypeError: `comm` is something else.
 
     Example:
@@ -143,14 +143,14 @@ def init(comm: "Intracomm | Iterable[int] | None" = None, process_sets: Any = No
 
 
 def shutdown() -> None:
-    """Stop the engine of this rank. `init()` may be called again on all ranks.
+    """Stop the engine of this rank. All ranks may call `init()` again.
 
-    It first waits for the programs that JAX, or TensorFlow's asynchronous execution, has dispatched on this rank. They
-    may need other ranks. After that it does not wait for other ranks: handles that are pending on this rank fail with
-    `EngineStoppedError`, and operations of ranks that still need this one fail with `RankLostError`. Does nothing
-    before `init()` and in a forked child.
+    It first waits for the programs that JAX, or TensorFlow's asynchronous execution, has dispatched on this rank. These
+    programs may wait for other ranks. Otherwise it does not wait for other ranks: handles that are pending on this rank
+    fail with `EngineStoppedError`, and operations of ranks that still need this rank fail with `RankLostError`. Does
+    nothing before `init()` and in a forked child.
 
-    If one of these programs has failed, this warns, and the process ends with status 1 unless `init()` is called again.
+    If one of these programs has failed, it warns, and the process ends with status 1 unless `init()` is called again.
     """
     try:
         _finish_programs()
@@ -215,7 +215,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many ranks there are."""
+    """The number of ranks."""
     return _topology().size
 
 
@@ -225,18 +225,18 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many ranks this host has."""
+    """The number of ranks on this host."""
     return len(_topology().local_ranks)
 
 
 def cross_rank() -> int:
-    """The number of this host among those that have a rank of this local rank, from 0."""
+    """The number of this host among the hosts that have a rank with this local rank, from 0."""
     topology = _topology()
     return topology.peers_across.index(topology.host)
 
 
 def cross_size() -> int:
-    """How many hosts have a rank of this local rank."""
+    """The number of hosts that have a rank with this local rank."""
     return len(_topology().peers_across)
 
 
@@ -256,7 +256,7 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether the ranks are connected by MPI. A world of one rank without a launcher is not."""
+    """Whether MPI connects the ranks. It does not in a job of one rank without a launcher."""
     now = part(_Life).running
     return now is not None and now.communicator is not None
 
