@@ -165,7 +165,7 @@ def _check_files(settings: Settings) -> None:
         elif path and (os.path.isdir(path) or not os.path.basename(path)):
             problem = "that is a folder; name a file in it"
         elif path and os.path.exists(path) and not os.path.isfile(path):
-            problem = "that is no regular file; name one"
+            problem = "that is not a regular file; name one"
         elif path:
             try:
                 tempfile.TemporaryFile(dir=folder).close()

@@ -111,7 +111,7 @@ def _timeout() -> float:
     try:
         return float(text)
     except ValueError:
-        raise SettingError(f"{TIMEOUT_VARIABLE}={text!r} is no number of seconds") from None
+        raise SettingError(f"{TIMEOUT_VARIABLE}={text!r} is not a number of seconds") from None
 
 
 class _Tasks:

@@ -83,8 +83,8 @@ def meeting(tx: optax.GradientTransformationExtraArgs, plan: TreePlan) -> SyncTr
     options, policy = plan.options, cast(Sync, plan.options.sync)
     if policy.overlap:
         raise ValueError(
-            f"sync: overlap={policy.overlap} is for PyTorch: a program of JAX waits for what it uses. Remedy: leave it "
-            "out"
+            f"sync: overlap={policy.overlap} is for PyTorch: a JAX program waits for each result that it uses. Remedy: "
+            "leave it out"
         )
     within = ranks_within(policy, options.process_set)
     of_gradients = _changed(plan, replace(options, process_set=within or options.process_set), "")

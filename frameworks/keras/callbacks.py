@@ -89,7 +89,7 @@ class BroadcastGlobalVariablesCallback(EpochSyncCallback):
     def _send_all(self) -> None:
         if not self.model.weights:
             raise ValueError(
-                f"BroadcastGlobalVariablesCallback: {self.model.name} has no weights that Keras knows of, so the ranks "
+                f"BroadcastGlobalVariablesCallback: {self.model.name} has no weights that Keras knows, so the ranks "
                 "would train models of their own; make the layers and models that it trains its attributes"
             )
         self._send(state_of(self.model))

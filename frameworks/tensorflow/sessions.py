@@ -24,7 +24,7 @@ def broadcast_global_variables(root_rank: int, process_set: ProcessSet = global_
 
     Raises:
         ValueError: there is no rank `root_rank` in the process set.
-        RuntimeError: not in a graph for sessions: elsewhere TensorFlow knows no list of all variables.
+        RuntimeError: not in a graph for sessions: elsewhere TensorFlow has no list of all variables.
 
     Example:
         >>> broadcast = hvd.broadcast_global_variables(0)  # the last part of the graph
@@ -33,7 +33,7 @@ def broadcast_global_variables(root_rank: int, process_set: ProcessSet = global_
     """
     if not in_graph_for_sessions():
         raise RuntimeError(
-            "broadcast_global_variables() is for graphs that sessions run: TensorFlow knows no list of all variables "
+            "broadcast_global_variables() is for graphs that sessions run: TensorFlow has no list of all variables "
             "elsewhere. Use broadcast_variables(variables, root_rank)"
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank, process_set)

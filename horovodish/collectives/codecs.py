@@ -146,8 +146,8 @@ def checked_codec(compression: Any) -> CodecCompressor:
     check_called(compression)
     if not isinstance(compression, CodecCompressor):
         raise ValueError(
-            f"compression={compression!r} is no codec. Remedy: use Compression.int8 or another codec here, or cast the "
-            "tensor and leave compression= out"
+            f"compression={compression!r} is not a codec. Remedy: use Compression.int8 or another codec here, or cast "
+            "the tensor and leave compression= out"
         )
     return compression
 

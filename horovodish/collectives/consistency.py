@@ -34,7 +34,7 @@ FIRST_APART = 4
 """From this step on, parameters that differ are taken for parted: those that differ when training begins were found."""
 _APART = (
     "every rank must take the same steps with the same learning rates and optimizer state, and what one rank loads or "
-    "sets must be broadcast. If each rank is to have such parameters of its own, all is well. Processors of different "
+    "sets must be broadcast. If each rank is to have its own parameters, ignore this warning. Processors of different "
     "kinds may also round in different ways"
 )
 

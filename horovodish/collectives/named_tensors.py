@@ -44,7 +44,7 @@ def broadcast_named(
         ordered = {name: values[name] for name in sorted(values)}
         tensors = {name: value for name, value in ordered.items() if hasattr(value, "shape")}
         described += [
-            f"{name} of shape {tuple(tensors[name].shape)}" if name in tensors else f"{name}, which is no tensor"
+            f"{name} of shape {tuple(tensors[name].shape)}" if name in tensors else f"{name}, which is not a tensor"
             for name in ordered
         ]
     handles = {

@@ -453,7 +453,7 @@ def _check_name(name: object) -> None:
 
 def _check_factor(value: object, what: str) -> None:
     if not isinstance(value, SupportsFloat):
-        raise ValueError(f"{what}={value!r} is no number")
+        raise ValueError(f"{what}={value!r} is not a number")
 
 
 basics.follow(started=_begin_session, stopped=_end_session)

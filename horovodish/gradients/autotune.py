@@ -211,7 +211,7 @@ class Tuner:
                 writer.writerow([self._name, what, *asdict(self.tuning).values(), *figures])
         except OSError as error:
             warnings.warn(
-                f"the autotune log {self._log} cannot be written any more ({error}); autotune goes on without it",
+                f"the autotune log {self._log} cannot be written any more ({error}); autotune continues without it",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -18,7 +18,7 @@ EARLY_STEPS = 100
 """After this many steps without any collective, the warning comes at once, not at the end."""
 _METRICS = 4
 """A program counts as reducing nothing if less than this part of the bytes of its parameters was reduced."""
-_ALLOWED = "If each rank is to train a model of its own, or the script averages them itself, all is well."
+_ALLOWED = "If each rank is to train its own model, or if the script averages the models itself, ignore this warning."
 
 Count = Callable[[str, Callable[[], int]], None]
 """Counts a step. Gets what takes it, and what gives the bytes of the parameters that it trains."""
@@ -87,7 +87,7 @@ class LoneSteps:
             return
         steps = f"has trained with {self._kind}" if self._traced else f"took {self._steps} steps of {self._kind}"
         failures.warn(
-            f"rank 0 of {self._size} {steps} and reduced no gradients, so each rank has trained a model of its own. "
+            f"rank 0 of {self._size} {steps} and reduced no gradients, so each rank has trained its own model. "
             f"Remedy: {self._remedy}. {_ALLOWED}",
             self._place,
         )

@@ -168,7 +168,7 @@ class ShardOptions(TypedDict, total=False):
 
 def _checked_sync(sync: Sync | None) -> Sync | None:
     if sync is not None and not isinstance(sync, Sync):
-        raise TypeError(f"sync={sync!r} is no policy. Remedy: pass one such as hvd.LocalSGD(every=8)")
+        raise TypeError(f"sync={sync!r} is not a policy. Remedy: pass one such as hvd.LocalSGD(every=8)")
     return sync
 
 

@@ -34,7 +34,7 @@ def report(files: Sequence[str], output: str, *, without_names: bool = False) ->
         without_names: leave out names of hosts, the command, settings, marks and errors.
     """
     if Path(output).resolve() in {Path(name).resolve() for name in files}:
-        return _failed(f"{output} is what to report of: give the page another name")
+        return _failed(f"{output} is an input of the report: give the page another name")
     try:
         if files and all(name.endswith((".html", ".htm")) for name in files):
             if without_names:
@@ -78,7 +78,7 @@ def _worlds(files: Sequence[str]) -> tuple[list[Figures], str]:
     for name in dict.fromkeys(files):
         if not name.endswith(SUFFIX):
             raise RecordsError(
-                f'{name} is no file of records: their names end in "{SUFFIX}"; see `horovodish report -h`'
+                f'{name} is not a file of records: their names end in "{SUFFIX}"; see `horovodish report -h`'
             )
         path = Path(name)
         stem = re.sub(r"\.rank-\d+$", "", path.stem)
@@ -174,7 +174,7 @@ def _comparison(files: Sequence[str]) -> str:
         except ValueError:
             found.append({})
         if "figures" not in found[-1]:
-            raise RecordsError(f"{name} is no page of `horovodish report`")
+            raise RecordsError(f"{name} is not a page of `horovodish report`")
     before, after = found
     rows = []
     for key, (value, unit) in before["figures"].items():

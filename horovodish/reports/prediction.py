@@ -42,7 +42,7 @@ def run(
         output: where the page goes; None: no page.
     """
     if output and Path(output).resolve() in {Path(given).resolve() for given in (*models, *filter(None, [cluster]))}:
-        return _failed(f"{output} is what to predict from: give the page of the prediction another name")
+        return _failed(f"{output} is an input of the prediction: give its page another name")
     try:
         usual = Cluster(ranks_per_host=ranks_per_host or Cluster.ranks_per_host)
         machines = read_cluster(Path(cluster), ranks_per_host) if cluster else usual

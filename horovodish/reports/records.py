@@ -146,7 +146,7 @@ class _Objects:
             try:
                 self._take(json.loads(line.decode(errors="replace")))
             except (ValueError, KeyError, TypeError, AttributeError) as problem:
-                raise RecordsError(f"{self.path} is damaged: {line[:60]!r} is no object of a timeline") from problem
+                raise RecordsError(f"{self.path} is damaged: {line[:60]!r} is not an object of a timeline") from problem
 
     def _take(self, it: dict[str, Any]) -> None:
         if self.first is None:
@@ -177,7 +177,7 @@ def _blocks(path: Path, file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
         at = file.tell() - len(head)
         if not any(kind.startswith(head[:8]) for kind in _KINDS):
             remedy = 'Record with hvd.start_timeline("x.records") or horovodish run --report'
-            raise RecordsError(f"{path} is {f'damaged at byte {at}' if at else f'no file of records. {remedy}'}")
+            raise RecordsError(f"{path} is {f'damaged at byte {at}' if at else f'not a file of records. {remedy}'}")
         if len(head) == _HEAD_BYTES:
             yield head[:8], file.read(min(int.from_bytes(head[8:], "little"), size))
 

@@ -85,8 +85,8 @@ def check_not_started_by_a_rank() -> None:
     process, _, job = os.environ.get(settings.RANK_PROCESS_VARIABLE, "").partition(" ")
     if process not in ("", str(os.getpid())) and _job() in ("", job):
         raise ForkedProcessError(
-            f"process {os.getpid()} is no rank: it was started by process {process}, which is a rank. Put the code for "
-            "ranks, init() included, behind: if __name__ == '__main__':"
+            f"process {os.getpid()} is not a rank: it was started by process {process}, which is a rank. Put the code "
+            "for ranks, init() included, behind: if __name__ == '__main__':"
         )
 
 

@@ -252,7 +252,7 @@ def join_by_hand(at: str, slots: int | None, secret: str) -> int:
         raise SettingError(f"--join {at}: it is written as ADDRESS:PORT, with an IPv6 address in brackets")
     if not secret:
         raise SettingError(
-            f"{AGENT_SECRET_VARIABLE} is missing: it is what the launcher prints, or has in the same variable"
+            f"{AGENT_SECRET_VARIABLE} is missing: the launcher prints it, or has it in the same variable"
         )
     contact = " ".join([key_of(secret).hex(), found[2], *(each.strip("[]") for each in found[1].split(","))])
     gives_up_at = time.monotonic() + JOIN_SECONDS

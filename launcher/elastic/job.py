@@ -314,7 +314,9 @@ class ElasticJob:
     def _grow_later(self, why: str) -> None:
         self._grows_at, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_COOLDOWN_SECONDS)
         is_training = self._current and self._current.members.phase != ENDING
-        self._tell("start failed", f"{why}; {'the job goes on without them' if is_training else 'the job tries again'}")
+        self._tell(
+            "start failed", f"{why}; {'the job continues without them' if is_training else 'the job tries again'}"
+        )
 
     def _look_after_next(self, current: _Start, following: _Start) -> None:
         members = following.members

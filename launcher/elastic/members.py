@@ -156,7 +156,7 @@ class Members:
             self._orders.ends |= all(now - at > ENDING_SECONDS for at in self._told.values())
         if self.phase != ENDING:
             late = [rank for rank, at in self._told.items() if rank in self.alive and now - at > ENDING_SECONDS]
-            self._orders.kill += [(rank, "was told to end and did not, and was ended") for rank in late]
+            self._orders.kill += [(rank, "was told to end, did not end, and was killed") for rank in late]
         stopped = [rank for rank, since in self._stopped.items() if now - since > self._stuck_seconds]
         for rank in stopped:
             del self._stopped[rank]

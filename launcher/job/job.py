@@ -580,7 +580,7 @@ class Job:
         self._output.finish()
         while not self._output.is_done(within=LAST_WORDS_SECONDS if self.stopped_by else POLL_SECONDS):
             if self.stopped_by:
-                say_unless_stuck("nobody reads what the ranks wrote last; it is lost")
+                say_unless_stuck("the last output of the ranks is lost, because nobody reads it")
                 break
             with contextlib.suppress(BlockingIOError):
                 self.stopped_by = next((each for each in os.read(self._wakeup, 64) if each in ENDING), None)

@@ -123,5 +123,5 @@ def matching(library: Library, mpiruns: Iterable[Mpirun]) -> Mpirun:
         raise LaunchError(f"{loaded}, but no mpirun that was found runs: {named}.\n{remedy}")
     raise LaunchError(
         f"{loaded}, but the only mpirun that was found belongs to another MPI: {named}.\n"
-        f"With it, every rank would be alone in a world of its own.\n{remedy}"
+        f"With it, every rank would be alone, in a job of one rank.\n{remedy}"
     )

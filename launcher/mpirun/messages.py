@@ -7,7 +7,7 @@ from horovodish.launcher.hosts.allocation import THIS_HOST, HostRanks, is_here
 
 _SAME_PLACE = "the same environment must be at the same place on every host"
 _REASONS = (
-    (r"[Cc]ould not resolve hostname {host}\b", "ssh knows no host of this name"),
+    (r"[Cc]ould not resolve hostname {host}\b", "ssh does not know this host name"),
     (r"connect to host {host} port (\d+): (.+)", "ssh cannot connect to port {0} there: {1}"),
     (r"{host}: Permission denied", "ssh is refused: a key must let it in without a password, as ssh-copy-id arranges"),
     (r"Host key for \[?{host}\b.* has changed", "its host key is not the one that ssh knows: if that is right, "

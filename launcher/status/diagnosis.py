@@ -60,7 +60,7 @@ def what_it_does(rank: RankStatus) -> str:
     elif rank.transfers:
         text = "waits in " + _transfer(*rank.transfers[0])
     else:
-        text = rank.does[0] if rank.does else "does not say what it does: its host has no room for its page"
+        text = rank.does[0] if rank.does else "cannot say what it does, because its host has no room for its page"
     if rank.gpu is None or rank.gpu.idle_seconds < LONG_ON_GPU_SECONDS:
         return text
     how = "has started it, and waits for another rank's GPU or hangs" if rank.gpu.has_started else "has not started it"
@@ -170,7 +170,7 @@ def _of_slow_operations(ranks: list[RankStatus]) -> list[str]:
         return [f"{named([each.rank], ranks)} waits in {text}" for each, text in texts[:MOST_NAMED]]
     _, longest = max(slow, key=lambda its: its[1].seconds)
     who = {each.rank for each, wait in slow if wait.name == longest.name}
-    known = "every rank has called it" if longest.is_decided else "who has not called it is not known"
+    known = "every rank has called it" if longest.is_decided else "it is not known which rank has not called it"
     have = "has" if len(who) == 1 else "have"
     return [f"{named(who, ranks)} {have} waited in {longest.call} for {_seconds(longest.seconds)}: {known}"]
 

@@ -47,7 +47,7 @@ def train_until_refused(scene: Scene, slots: str, all_hosts: str) -> Any:
     def train(state: ObjectState) -> None:
         hvd.allreduce(np.ones(3), name="gradient")
         state.commit()
-        scene.await_word("the job goes on without them")
+        scene.await_word("the job continues without them")
         state.step += 1
 
     state = ObjectState(step=0)

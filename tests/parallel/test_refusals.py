@@ -114,7 +114,7 @@ def test_memory_that_is_in_a_group_twice() -> None:
 def test_factors(factor: Any) -> None:
     one_rank_is_wrong(
         ValueError,
-        f"prescale_factor={factor!r} is no number",
+        f"prescale_factor={factor!r} is not a number",
         lambda: hvd.allreduce(FOUR, name="x"),
         lambda: hvd.allreduce(FOUR, name="x", prescale_factor=factor),
     )

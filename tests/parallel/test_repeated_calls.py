@@ -71,7 +71,7 @@ def test_options_that_python_takes_for_equal() -> None:
     wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: hvd.broadcast(_own(2), 1.0, name="repeated"), TypeError, "root_rank must be an int"),  # type: ignore[arg-type]
         (lambda: hvd.allreduce(_own(2), op=1, name="repeated", prescale_factor=2.0), ValueError, "no.* reduce op"),  # type: ignore[arg-type]
-        (lambda: _summed(_own(2), prescale_factor=2 + 0j), ValueError, "is no number"),
+        (lambda: _summed(_own(2), prescale_factor=2 + 0j), ValueError, "is not a number"),
     ]
     for call, error, text in wrong:
         with pytest.raises(error, match=text):

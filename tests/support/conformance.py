@@ -284,7 +284,7 @@ class Conformance(ABC):
         (alone, wrapped), *others = said
         assert wrapped == [] and others == [[[], []]] * len(others)
         assert [text.split(" steps")[0] for text in alone] == [f"rank 0 of {len(said)} took {STEPS}"]
-        assert "each rank has trained a model of its own. Remedy: optimizer = hvd.DistributedOptimizer(" in alone[0]
+        assert "each rank has trained its own model. Remedy: optimizer = hvd.DistributedOptimizer(" in alone[0]
 
     # Mistakes
 

@@ -427,5 +427,5 @@ def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert machines.read_text() == "latency: 20 us\n"
     first, second, third = capsys.readouterr().err.splitlines()
     assert first == f"horovodish: {nowhere} cannot be written: No such file or directory"
-    assert second.endswith("model.yaml is what to predict from: give the page of the prediction another name")
-    assert third.endswith("cluster.yaml is what to predict from: give the page of the prediction another name")
+    assert second.endswith("model.yaml is an input of the prediction: give its page another name")
+    assert third.endswith("cluster.yaml is an input of the prediction: give its page another name")

@@ -215,9 +215,9 @@ def test_files_that_make_no_report(tmp_path: Path, capsys: pytest.CaptureFixture
     for files, words in [
         ([one, other], "of different runs"),
         ([one, str(tmp_path / "text.records")], "are two runs"),
-        ([str(tmp_path / "text.records")], "is no file of records"),
+        ([str(tmp_path / "text.records")], "is not a file of records"),
         ([str(tmp_path / "idle.records")], "has no operation"),
-        ([str(tmp_path / "trace.json")], "is no file of records"),
+        ([str(tmp_path / "trace.json")], "is not a file of records"),
         ([str(tmp_path / "missing.records")], "No such file"),
     ]:
         assert report(files, str(tmp_path / "page.html")) == 1

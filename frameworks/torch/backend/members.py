@@ -144,7 +144,7 @@ class Members:
         """The members as the engine knows them. Raises as `begin`."""
         if self._set is None or self._set.process_set_id is None:
             raise NotInitializedError(
-                f"{self.label} has ended, or was made before horovodish began anew. Remedy: call "
+                f"{self.label} has ended, or was made before the last init(). Remedy: call "
                 "torch.distributed.destroy_process_group() and init_process_group() again"
             )
         return self._set

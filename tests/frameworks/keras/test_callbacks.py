@@ -186,7 +186,7 @@ def test_models_with_several_optimizers() -> None:
     model.fit(*examples(4), verbose=0, callbacks=[hvd.callbacks.LearningRateScheduleCallback(1.0, 0.25)])
     assert float(only.learning_rate) == 0.25
     untracked.compile()
-    with pytest.raises(ValueError, match="has no weights that Keras knows of"):
+    with pytest.raises(ValueError, match="has no weights that Keras knows"):
         untracked.fit(*examples(4), batch_size=4, verbose=0, callbacks=callbacks[:1])
 
 

@@ -429,7 +429,7 @@ def test_what_is_not_there_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             hvd.DistributedOptimizer(plain(), sync=sync)
-    with pytest.raises(TypeError, match="sync=8 is no policy"):
+    with pytest.raises(TypeError, match="sync=8 is not a policy"):
         hvd.DistributedOptimizer(plain(), sync=8)
     with pytest.raises(ValueError, match=r"with sync= all variables meet"):
         hvd.PartialDistributedOptimizer(plain(), sync=hvd.LocalSGD(2), local_layers=mlp().layers[1])

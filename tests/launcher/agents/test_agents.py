@@ -392,7 +392,7 @@ def test_a_meeting_of_a_second_user_is_not_asked() -> None:
         (["agent", "--join", "[::1]"], "--join [::1]: it is written as ADDRESS:PORT"),
         (["agent", "--join", "::1:7700"], "--join ::1:7700: it is written as ADDRESS:PORT, with an IPv6 address in"),
         (["agent", "--join", "a:1", "--slots", "1000000"], "--slots: a host can have 4096 ranks at most"),
-        (["agent", "--join", "a:1"], "HOROVODISH_AGENT_SECRET is missing: it is what the launcher prints"),
+        (["agent", "--join", "a:1"], "HOROVODISH_AGENT_SECRET is missing: the launcher prints it"),
     ],
 )
 def test_mistakes(launch: Callable[..., Any], arguments: list[str], message: str) -> None:

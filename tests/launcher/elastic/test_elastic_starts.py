@@ -122,7 +122,7 @@ def lose_a_new_process(scene: Scene, slots: str, kill: str, who_leaves: str) -> 
             state.commit()
             raise AssertionError("it has left the world")
         Path(kill).touch()
-        scene.await_word("these new processes could not come up; the job goes on without them")
+        scene.await_word("these new processes could not come up; the job continues without them")
         if not who_leaves:
             wait_until(lambda: not membership.hosts_updated())
         was_called_off = True
@@ -162,7 +162,7 @@ def lose_a_rank_while_a_start_ends(scene: Scene, folder: str) -> list[int]:
             wait_until(Path(folder, "told").exists)
             scene.die("old")
         if step == 8:
-            scene.await_word("did not come to init() within 30 s; the job goes on without them")
+            scene.await_word("did not come to init() within 30 s; the job continues without them")
 
     return train(ObjectState(step=0, history=[]), watch)
 

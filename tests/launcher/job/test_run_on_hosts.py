@@ -364,7 +364,7 @@ def test_a_host_that_does_not_exist(run: Callable[..., Any], place: Place, leave
     job = run(["true"], named=f"{place.made.address(0)}:2,10.78.0.9:2")
     assert job.finish() == 1
     assert job.stderr.lines[-2].startswith("horovodish: only ")
-    assert job.stderr.lines[-1] == "horovodish: 10.78.0.9 did not come up: ssh knows no host of this name"
+    assert job.stderr.lines[-1] == "horovodish: 10.78.0.9 did not come up: ssh does not know this host name"
 
 
 def test_a_host_where_the_agent_fails(run: Callable[..., Any], place: Place, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def jax_metric_of_rank_0():
 
 def jax_not_wrapped():
     r"""alone_\w+.py:\d+: RuntimeWarning: rank 0 of 2 has trained with optax and reduced no gradients,
-    so each rank has trained a model of its own. Remedy: optimizer = hvd.DistributedOptimizer\(optimizer\)
+    so each rank has trained its own model. Remedy: optimizer = hvd.DistributedOptimizer\(optimizer\)
     optax.apply_updates\(weight"""
     import jax
     import optax

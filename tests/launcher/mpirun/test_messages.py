@@ -17,7 +17,7 @@ SAME = "; the same environment must be at the same place on every host"
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
-        ("ssh: Could not resolve hostname b: Name or service not known", "ssh knows no host of this name"),
+        ("ssh: Could not resolve hostname b: Name or service not known", "ssh does not know this host name"),
         (
             "ssh: connect to host b port 22: Connection refused",
             "ssh cannot connect to port 22 there: Connection refused",
@@ -63,7 +63,7 @@ def test_what_it_means_for_the_host(log: str, reason: str) -> None:
 def test_hosts_without_a_reason_are_left_out_where_another_has_one() -> None:
     assert absent(["b", "c"], "") == {"b": "", "c": ""}
     log = "ssh: Could not resolve hostname c: Name or service not known"
-    assert absent(["a", "b", "c"], log) == {"c": "ssh knows no host of this name"}
+    assert absent(["a", "b", "c"], log) == {"c": "ssh does not know this host name"}
     page = "A daemon failed to report back\n\n  Local host:    10.0.0.1\n  Remote host:   c\n"
     assert absent(["b", "c"], page) == {"c": ""}
     assert absent(["b", "c"], "sh: /env/bin/prted: not found\n" + page) == {"c": f"/env/bin/prted is not there{SAME}"}

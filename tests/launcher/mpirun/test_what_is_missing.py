@@ -45,7 +45,7 @@ def test_wrong_pairing(launch: Callable[..., Any], bare_environment: Any) -> Non
     said = "\n".join(job.stderr.lines)
     assert f"mpi4py loads {library}" in said
     assert f"belongs to another MPI: {mpirun}" in said
-    assert "every rank would be alone in a world of its own" in said
+    assert "every rank would be alone, in a job of one rank" in said
     assert "pip install " in said
 
 

@@ -175,7 +175,10 @@ def test_a_rank_that_is_late_in_each_step(seconds: float, line: str) -> None:
         (rank(0, phase=None), "has not called init()"),
         (rank(0, phase="shutdown"), "is in shutdown() for 5 s"),
         (rank(0, phase="", state="Z"), "has ended"),
-        (rank(0, phase="running", page="-", answer=""), "does not say what it does: its host has no room for its page"),
+        (
+            rank(0, phase="running", page="-", answer=""),
+            "cannot say what it does, because its host has no room for its page",
+        ),
     ],
 )
 def test_what_a_rank_does(its: RankStatus, text: str) -> None:
