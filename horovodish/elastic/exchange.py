@@ -115,6 +115,11 @@ def exchange(states: Sequence[_State], note: Any = None, *, in_recovery: bool = 
     told: list[_Told] = allgather_object(
         _Told(membership.start(), membership.worlds(), offers, is_interrupted, note), "elastic.exchange"
     )
+    if len(told) < basics.size():
+        raise MismatchError(
+            f"{basics.size() - len(told)} of {basics.size()} ranks have called join(), and the others begin a block of "
+            "hvd.elastic. Remedy: call join() on all ranks before the end of a block"
+        )
     outcome = Outcome(is_interrupted=any(each.is_interrupted for each in told), notes=[each.note for each in told])
     world = max((each.start, each.worlds) for each in told)
     if not in_recovery and any(each.offers.keys() != offers.keys() for each in told):

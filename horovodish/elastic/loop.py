@@ -35,6 +35,7 @@ class _Note(NamedTuple):
         ranks: how many there were in the world that it has left.
         is_told: whether the launcher has told it to leave.
         commits: how many it has made since the last recovery without a cause; None if there was none.
+        at: the number of the state whose block it is in, or was about to begin.
         left: a state whose last block is over on this rank, by its number, and the number of the commit at that end;
             None if it is in no later block that has not begun.
     """
@@ -42,6 +43,7 @@ class _Note(NamedTuple):
     ranks: int
     is_told: bool
     commits: int | None
+    at: int
     left: tuple[int, int] | None
 
 
@@ -156,7 +158,8 @@ class _Loop:
                     raise problem
                 raise membership.cannot_regroup().with_traceback(problem.__traceback__) from None
             commits = None if self.commits is None else part(OfAll).commits - self.commits
-            note = _Note(basics.size() if basics.has_engine() else 0, is_told, commits, self._left())
+            ranks = basics.size() if basics.has_engine() else 0
+            note = _Note(ranks, is_told, commits, self.states[-1]._number, self._left())
             # In this order: regroup() tells the launcher that this rank has left the old world.
             basics.shutdown()
             membership.regroup(self._keep)
@@ -168,7 +171,7 @@ class _Loop:
                 begun = [state for state in self.states if state._position[0] >= 0]
                 outcome = exchange(begun, note, in_recovery=True)
                 self._check_progress(outcome, problem)
-                self._check_left(outcome)
+                self._check_places(outcome)
                 for state in self.states:
                     if state.is_synced:
                         state.on_reset()
@@ -193,10 +196,16 @@ class _Loop:
         before = self.states[0]
         return before._number, before._position[2] + (before is self.uncommitted)
 
-    def _check_left(self, outcome: Outcome) -> None:
-        """Have new processes begin again if a state is behind the end of its last block: no script goes back there."""
-        now = {state._number: state._position[2] for state in self.states if state.is_synced}
+    def _check_places(self, outcome: Outcome) -> None:
+        """Have new processes begin again if ranks are in blocks of different states: no script goes back.
+
+        Likewise if a state is behind the end of its last block. Without a launcher the ranks go on if the later state
+        has not begun: then none of them begins it before all of them do.
+        """
         left = [note.left for note in outcome.notes if note.left]
+        if _are_apart(outcome.notes) and (membership.is_elastic() or not left):
+            self._begin_anew("while others were in blocks of different states")
+        now = {state._number: state._position[2] for state in self.states if state.is_synced}
         if any(now.get(number, commit) < commit for number, commit in left):
             self._begin_anew("between the blocks of two states, before all hosts had the first one's last commit")
 
@@ -211,7 +220,7 @@ class _Loop:
         notes: list[_Note] = outcome.notes
         if any(note.is_told or note.ranks != basics.size() for note in notes):
             self.commits = None
-        elif any(note.commits == 0 for note in notes):
+        elif any(note.commits == 0 for note in notes) or _are_apart(notes):
             raise problem
         else:
             self.commits = part(OfAll).commits
@@ -307,6 +316,11 @@ def attempt(state: State) -> Iterator[None]:
             part(_Loop).recover(problem)
             return
         part(_Loop).end_block(state)
+
+
+def _are_apart(notes: Sequence[_Note]) -> bool:
+    """Whether ranks are in blocks of different states."""
+    return len({note.at for note in notes}) > 1
 
 
 def _tell(outcome: Outcome) -> None:

@@ -89,7 +89,7 @@ class Members:
         self._told: dict[int, float] = {}  # to end, and when
         self._leaving: set[int] = set()  # when the ranks leave the world next
         self._makes_room = False  # likewise: new processes go on, more of them
-        self._parts_are_lost = False  # likewise: new processes go on
+        self._begin_anew = False  # likewise: new processes go on
         self._begins_again = False  # those before were stranded
         self._had_begun = False  # ranks of an earlier start: their script came to init()
         self._least = least
@@ -254,16 +254,16 @@ class Members:
         self.remove(rank)
         self.saved += self.phase == ENDING
 
-    def left_world(self, rank: int, now: float, *, parts_are_lost: bool = False) -> None:
+    def left_world(self, rank: int, now: float, *, anew: bool = False) -> None:
         """A rank has called `shutdown()` and waits to be told what comes.
 
         Args:
             rank: which one.
             now: the time.
-            parts_are_lost: whether parts of the rank's state are gone that were never copied.
+            anew: whether it cannot go on in this process.
         """
         self._out.add(rank)
-        self._parts_are_lost |= parts_are_lost
+        self._begin_anew |= anew
         if self.phase == TRAINING:
             self._gather(now)
         elif self.phase == FORMING:
@@ -366,8 +366,8 @@ class Members:
             return
         if self._makes_room:
             self.end(now, "new slots are free", "restarting with more ranks")
-        elif self._parts_are_lost:
-            self.end(now, "a part of a sharded optimizer's state was lost before it was copied")
+        elif self._begin_anew:
+            self.end(now, "not all ranks can repeat what has to be repeated")
         elif not self._in_same_processes:
             cannot = "go on without a lost rank" if self.last_loss else "begin again in the same processes"
             self.end(now, f"MPI cannot {cannot}")

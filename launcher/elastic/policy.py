@@ -71,7 +71,7 @@ class ElasticPolicy(EndOnLoss):
         elif phase == "training":
             self._members.trains(rank, now, commit, repeated)
         elif phase in ("regroup", "anew"):
-            self._members.left_world(rank, now, parts_are_lost=phase == "anew")
+            self._members.left_world(rank, now, anew=phase == "anew")
         elif phase == "exit":
             self._members.is_done(rank, now)
 

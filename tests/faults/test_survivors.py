@@ -199,6 +199,50 @@ def test_the_wait_for_the_others_is_bounded() -> None:
     assert "not every rank that is left called surviving_communicator() within 2 seconds" in outcomes[0].result
 
 
+def lose_a_rank_between_two_states(begins: bool, joins: bool) -> str:
+    """Rank 2 dies when rank 0 is in a block of the second state and rank 1 is at the end of the first one's block."""
+    hvd.init()
+    pids, me, is_over = all_pids(), hvd.rank(), False
+    first, second = (hvd.elastic.ObjectState(step=0) for _ in range(2))
+    if begins:
+        with hvd.elastic.attempt(second):
+            hvd.barrier()
+    try:
+        while not is_over:
+            with hvd.elastic.attempt(first):
+                if first.step == 0:
+                    hvd.barrier()
+                    if me == 2:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if me == 1:
+                        wait_until_ended(pids[2])
+                        hvd.barrier()
+                elif joins:
+                    hvd.join()
+                first.step, is_over = 1, True
+        with hvd.elastic.attempt(second):
+            second.step += int(hvd.allreduce(np.ones(1), op=hvd.Sum, name="step").item())
+        with hvd.elastic.attempt(second):
+            return str(second.step)
+    except (hvd.HorovodInternalError, hvd.LaunchError) as problem:
+        return f"{type(problem).__name__}: {problem}"
+
+
+@pytest.mark.parametrize(
+    ("begins", "joins", "said"),
+    [
+        (False, False, "2"),
+        (False, True, "MismatchError: 1 of 2 ranks have called join(), and the others begin a block of hvd.elastic"),
+        (True, False, "LaunchError: a rank was lost while others were in blocks of different states"),
+    ],
+)
+def test_a_loss_between_two_states_without_a_launcher(begins: bool, joins: bool, said: str) -> None:
+    """The ranks go on if they begin the second state together. Rank 0 does not go back to the first one."""
+    outcomes = run_ranks_to_their_ends(lose_a_rank_between_two_states, 3, args=(begins, joins))
+    assert [outcome.ended for outcome in outcomes] == ["returned", "returned", "died"], outcomes[0].output
+    assert outcomes[0].result.startswith(said)
+
+
 def ask_without_fault_tolerance() -> None:
     with pytest.raises(hvd.NotInitializedError, match="an init"):
         hvd.surviving_communicator()

@@ -197,14 +197,14 @@ OF_KEPT = [
         "pass",
     ),
     Mutation(
-        *("a state goes back behind its last block", LOOP, "_Loop._check_left"),
+        *("a state goes back behind its last block", LOOP, "_Loop._check_places"),
         "now.get(number, commit) < commit",
         "False",
     ),
     Mutation(
-        *("a last block counts although it has no commit", LOOP, "_Loop.end_block"),
-        "self.deferred, self.uncommitted = problem, state",
-        "self.deferred = problem",
+        *("ranks in blocks of different states go on", LOOP, "_Loop._check_places"),
+        "_are_apart(outcome.notes)",
+        "False",
     ),
 ]
 """Found by kept worlds alone. It took tens of thousands of worlds to find each."""

@@ -460,16 +460,14 @@ def test_scripts_that_fail_because_of_a_loss_begin_again_if_none_has_trained(is_
     assert not members(3).strand(0, 2.0), "they have trained"
 
 
-def test_new_processes_begin_where_a_part_was_lost_before_it_was_copied() -> None:
+def test_new_processes_begin_where_a_rank_cannot_go_on_in_its_process() -> None:
     made = untrained(3)
     made.lose(1, "b", "was killed", 2.0)
     leave(made, [0], 2.1)
     assert made.take_orders(2.1).news == [(0, "lost 1"), (2, "lost 1")]
-    made.left_world(2, 2.2, parts_are_lost=True)
+    made.left_world(2, 2.2, anew=True)
     assert made.take_orders(2.2).news == [(0, "end"), (2, "end")]
-    assert said(made)[1:] == [
-        "these processes end: a part of a sharded optimizer's state was lost before it was copied"
-    ]
+    assert said(made)[1:] == ["these processes end: not all ranks can repeat what has to be repeated"]
 
 
 def test_a_call_is_taken_back_before_anybody_has_left() -> None:
