@@ -34,7 +34,7 @@ from horovodish.collectives.process_sets import ProcessSet
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.collectives.submission import Handle
 from horovodish.collectives.transfers import receive, send
-from horovodish.errors import HorovodInternalError, MismatchError, NotInitializedError
+from horovodish.errors import HorovodInternalError, MismatchError, NotInitializedError, StallError
 from horovodish.launch import failures
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
@@ -51,7 +51,7 @@ _WORD_SECONDS = 1.0
 """How often the first rank sends to the other threads, so that their wait does not count as a stall."""
 NEXT_STEP = ": the next step"
 """Ends the name of the operation that the first rank uses to announce a step. The other ranks wait in it meanwhile."""
-_END, _GO, _WAIT, _MEET = range(4)
+_END, _GO, _WAIT, _MEET, _STALL = range(5)
 _ENDED, _AWAY = -1, -2
 """In place of a step: the rank takes no more steps, or none until all ranks have said so."""
 
@@ -145,7 +145,8 @@ class LateSteps:
         self._told = {place: _Told(0, done, 0, np.zeros(options)) for place in range(len(self._ranks))}
         self._taken = np.zeros(len(self._ranks))  # how many gradients of each rank were reduced
         self._grace = 0.0
-        self._could, self._has_warned = 0.0, False
+        self._could, self._waits_since, self._has_warned = 0.0, 0.0, False
+        self._missing: list[int] = []  # on the first rank, the ranks that the others wait for
         self._begin_to_wait()
         self._in_time = set(self._told)  # for the last step
         self._checksums: dict[int, tuple[int, float]] = {}  # by step: the first rank that has told its own
@@ -294,6 +295,14 @@ class LateSteps:
                     self._reduce(word[1:])
                     continue
                 self._end_receive()
+                if word[0] == _STALL:
+                    limit = basics.running().settings.stall_check_shutdown_time_seconds
+                    ranks = f"ranks {self._missing}" if self._missing else f"ranks that rank {self._ranks[0]} names"
+                    raise StallError(
+                        f"{self._name}: step {self._done + 1} has waited more than {limit:g} s for {ranks}. Remedy: "
+                        "call hvd.join() on a rank that takes no more steps, or raise the limit "
+                        "HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS"
+                    )
                 if word[0] == _MEET:
                     if self._has_left:
                         return  # the engines of the others say that they joined without this rank
@@ -387,11 +396,16 @@ class LateSteps:
                     self._begin_to_wait()
                     return self._word(_GO, self._told[in_time[0]].options)
             self._look()
-        missing = [self._ranks[place] for place in here if place not in in_time]
-        self._describe_wait(step, [self._ranks[place] for place in in_time], missing)
+        self._missing = missing = [self._ranks[place] for place in here if place not in in_time]
+        does_wait = in_time or len(here) < len(takes_steps)
+        self._waits_since = (self._waits_since or time.monotonic()) if does_wait else 0.0
+        waited = time.monotonic() - self._waits_since if does_wait else 0.0
+        self._describe_wait(step, waited, [self._ranks[place] for place in in_time], missing)
         knobs = basics.running().settings
+        if knobs.stall_check and 0 < knobs.stall_check_shutdown_time_seconds < waited:
+            return self._word(_STALL)
         seconds = knobs.stall_check_warning_time_seconds if knobs.stall_check else 0.0
-        if 0 < seconds < time.monotonic() - self._began and not self._has_warned:
+        if 0 < seconds < waited and not self._has_warned:
             self._has_warned = True
             print(
                 f"horovodish: warning: {self._name}: step {step} has waited {seconds:.0f} s for ranks {missing}. A "
@@ -402,13 +416,12 @@ class LateSteps:
         return self._word(_WAIT)
 
     def _begin_to_wait(self) -> None:
-        """The first rank waits for the next step: since when, since when it could go on, and whether it has said so."""
-        self._began, self._could, self._has_warned = time.monotonic(), 0.0, False
+        """The first rank waits for the next step, which no rank waits for yet."""
+        self._began, self._could, self._waits_since, self._has_warned = time.monotonic(), 0.0, 0.0, False
         self._engine.describe_wait(self._name, "")
 
-    def _describe_wait(self, step: int, in_time: list[int], missing: list[int]) -> None:
+    def _describe_wait(self, step: int, waited: float, in_time: list[int], missing: list[int]) -> None:
         """Let `horovodish status` name the ranks without a gradient, if another rank waits for them."""
-        waited = time.monotonic() - self._began
         call = f"step() number {step} of '{self._name}' with wait_for={self._wait_for}"
         line = f"missing\t{self.process_set.process_set_id or 0}\t{waited}\t{self._name}\t{call}\t{in_time}\t{missing}"
         self._engine.describe_wait(self._name, line if in_time and missing else "")

@@ -23,6 +23,7 @@ from horovodish.collectives.transfers import receive, send
 from support.elastic import Scene, run_elastic
 from support.leaves import leaf, wrapped
 from support.on_ranks import on_ranks
+from support.processes import wait_until
 from support.ranks import RanksFailedError, run_ranks, run_ranks_to_their_ends
 from support.rounds import digits_model, gradients_of, values_of
 
@@ -542,6 +543,31 @@ def test_who_is_waited_for_is_said() -> None:
     said = "".join(outcome.output for outcome in outcomes)
     (line,) = [line for line in said.splitlines() if "horovodish" in line]
     assert "step 2 has waited 3 s for ranks [1]. A step goes on with 2 ranks, unless another rank lags 8 steps" in line
+
+
+def hang(said: str) -> str:
+    """Rank 1 takes no second step before rank 0 has raised an error."""
+    hvd.init()
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=2)
+    try:
+        while True:
+            if hvd.rank() == 1 and optimizer.steps == 1:
+                wait_until(Path(said).exists)
+            optimizer.zero_grad()
+            p.sum().backward()
+            optimizer.step()
+    except hvd.StallError as problem:
+        Path(said).touch()
+        return str(problem)
+
+
+def test_a_step_that_waits_too_long_is_a_stall(tmp_path: Path) -> None:
+    env = {"HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS": "3"}
+    first, other = run_ranks(hang, 2, args=(str(tmp_path / "said"),), env=env)
+    begin = "late steps of optimizer 1: step 2 has waited more than 3 s for ranks"
+    assert first.startswith(f"{begin} [1]. Remedy: ")
+    assert other.startswith(f"{begin} that rank 0 names. Remedy: ")
 
 
 EXITS = """
