@@ -234,6 +234,24 @@ OF_ENGINE = [
         "return false && failed",
     ),
     OfEngine(
+        "a forgotten id stands for nothing",
+        "negotiation/unacknowledged.cc",
+        "forgotten != nullptr && forgotten->id == id",
+        "false && forgotten",
+    ),
+    OfEngine(
+        "a failed run goes on",
+        "engine/operation_table.cc",
+        "if (const Error* const error = failure_of(request.family)) return owner_.settle(operation, error);",
+        "",
+    ),
+    OfEngine(
+        "what a joined rank submits is forgotten",
+        NEGOTIATION,
+        "for (const HeldBack& its : std::exchange(after_join_, {})) submit(its.name, its.signature, its.absent);",
+        "after_join_.clear();",
+    ),
+    OfEngine(
         "a channel goes on after a cancelled receive",
         "planes/pairs.cc",
         "peer.reset();",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -84,6 +85,7 @@ class Program:
         seed: of every choice that the ranks and the world make.
         training: the optimizer of the steps that train.
         trains: the number of the process set that reduces its gradients.
+        cache_capacity: how many requests an engine remembers.
     """
 
     hosts: list[list[int]]
@@ -96,6 +98,7 @@ class Program:
     seed: int
     training: Training | None = None
     trains: int = 0
+    cache_capacity: int = 8
 
     @property
     def size(self) -> int:
@@ -145,7 +148,10 @@ def program_of(seed: int) -> Program:
     if len(hosts) > 1 and chance.random() < 0.1:
         sender, receiver = (chance.choice(host) for host in chance.sample(hosts, 2))
         faults = (Fault(chance.randrange(LATEST_EVENT), "drops", sender, receiver),)
-    return Program(hosts, tuple(teams), tuple(steps), ends, leaves, raises, faults, seed, training, trains)
+    capacity = chance.choice((2, 8, 8, 8))
+    if capacity == 2:  # a request leaves the cache while some ranks submit it again
+        steps = [chance.choice(steps[:3]) for _ in steps]
+    return Program(hosts, tuple(teams), tuple(steps), ends, leaves, raises, faults, seed, training, trains, capacity)
 
 
 def _faults(chance: random.Random, size: int) -> Iterator[Fault]:
@@ -249,9 +255,21 @@ class Script:
             self._wait(number, handle)
         if trained and sets[program.trains].included():
             trained.end()
-        if program.ends or (program.training and program.training.way == "late"):
+        if program.ends:
+            self._join()
+        elif program.training and program.training.way == "late":
             hvd.join()
         hvd.barrier()
+
+    @staticmethod
+    def _join() -> None:
+        """Join, and submit meanwhile, as another thread of a rank may do."""
+        operation = Operation("join", "join.noname.one", hvd.global_process_set)
+        joined = submit(operation, [], None, lambda native: native.last_joined(), waits=True)
+        meanwhile = hvd.allreduce_async(np.ones(1), op=hvd.Sum, name="meanwhile")
+        joined.wait()
+        if (found := meanwhile.wait()) != hvd.size():
+            raise Wrong(f"{found} ranks took part in an allreduce that was submitted before all had joined")
 
     def _begin(self, step: Step, number: int, team: hvd.ProcessSet) -> Any:
         rank = hvd.rank()
@@ -306,10 +324,12 @@ class Script:
         return _Exchange(targets, handles)
 
     def _begin_tree(self, step: Step, number: int, array: np.ndarray, team: hvd.ProcessSet) -> _Tree:
-        """The ranks submit the parts in different orders, and the first part has another shape where one is wrong."""
+        """The ranks submit the parts in other orders and at other times. The first is wrong on a wrong rank."""
         tree = _tree_of(array, array[: step.rows])
         handles = {}
-        for part in random.Random(self.program.seed + 64 * number + hvd.rank()).sample(range(len(tree)), len(tree)):
+        chance = random.Random(self.program.seed + 64 * number + hvd.rank())
+        for part in chance.sample(range(len(tree)), len(tree)):
+            time.sleep(chance.choice((0, 0.01)))
             family = Family(step.name, len(tree), 0, number + 1)
             operation = Operation("allreduce", f"{step.name}.{part}", team, hvd.Sum, family=family)
             handles[part] = ARRAYS.start(operation, [tree[part]], only)
@@ -441,6 +461,7 @@ def run(program: Program) -> World:
     """
     world = World(
         program.seed,
+        cache_capacity=program.cache_capacity,
         stall_check=any(fault.kind == "drops" for fault in program.faults),
         stall_check_warning_time_seconds=100,
         stall_check_shutdown_time_seconds=100,

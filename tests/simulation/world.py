@@ -85,7 +85,8 @@ class World:
         self._living: list[Rank] = []
         self.trace: list[str] = []
         self.events = 0
-        self._knobs = settings.Settings(chunk_kb=CHUNK_BYTES >> 10, ring_segment_kb=4, cache_capacity=8, **options)
+        options = {"cache_capacity": 8, **options}
+        self._knobs = settings.Settings(chunk_kb=CHUNK_BYTES >> 10, ring_segment_kb=4, **options)
         self.mpi, self.library = simulated_mpi()
         self._pairs = (ctypes.c_int * (2 * _MOST_LINKS))()
         self._fresh: set[int] = set()  # ranks whose engine may have news
