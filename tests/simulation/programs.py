@@ -481,6 +481,8 @@ def check(program: Program, ranks: list[Rank]) -> None:
     told = {fault.rank: fault.other for fault in program.faults if fault.kind == "hears"}
     guilty = lost | {each for fault in program.faults if fault.kind == "drops" for each in (fault.rank, fault.other)}
     guilty |= {each[0] for each in (program.leaves, program.raises) if each}
+    if guilty and not _is_of_all_ranks(program):  # a rank that has stalled ends, so others lose it
+        guilty |= {rank.id for rank in ranks if isinstance(rank.problem, StallError)}
     for rank in ranks:
         problem = rank.problem
         if rank.is_dead or problem is None:

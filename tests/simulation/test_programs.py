@@ -67,6 +67,16 @@ def test_ranks_that_wait_and_tell_each_other_so_are_found(monkeypatch: pytest.Mo
         run(replace(PAIR, hosts=[[0], [1], [2]], faults=(Fault(30, "dies", 1),)))
 
 
+@needs_torch
+def test_a_rank_that_ends_with_a_stall_is_lost_to_others() -> None:
+    """The link from rank 0 to rank 4 loses all. Ranks 2 and 5 train, and rank 5 waits in another collective."""
+    train = Step("train", "training", 0, 1, 0, -1)
+    steps = train, Step("allgather", "t0 of 0", 1, 0, 3, -1), Step("allreduce", "t0 of 1", 1, 1, 2, -1), train
+    drops = Fault(463, "drops", 0, 4, 0.0)
+    program = Program([[0, 1], [2, 3], [4, 5]], ((2, 5),), steps, None, None, None, (drops,), 530606)
+    run(replace(program, training=Training("int4", every=3), trains=1))
+
+
 def test_an_error_that_names_the_wrong_rank_is_found() -> None:
     program = replace(PAIR, raises=(1, 2))
     ranks = run(program).ranks
