@@ -31,7 +31,7 @@ COMMANDS = {
     "status": "show what a running job does, and which rank the others wait for",
     "agent": "let a launcher start ranks on this host without ssh",
     "merge-traces": "merge the timelines of several ranks into one",
-    "version": "print the versions of all that is installed",
+    "version": "print the versions of the installed packages",
     "help": "print the help of a command: horovodish help run",
 }
 EXAMPLES = """examples:
@@ -287,7 +287,7 @@ def run_parser() -> Parser:
         kind = _switch_or_value(knob.is_switch, "VALUE") | ({"nargs": knob.values} if knob.values > 1 else {})
         ignored.add_argument(knob.flag, help=knob.reason, **kind)
     reports = runs.add_argument_group("instead of a run")
-    reports.add_argument("-h", "--help", action=_PrintShortHelp, nargs=0, help="print the commonest flags")
+    reports.add_argument("-h", "--help", action=_PrintShortHelp, nargs=0, help="print the most common flags")
     reports.add_argument("--help-all", action="help", help="print all flags, also Horovod's flags without effect")
     _add_reports(reports)
     return runs
@@ -301,7 +301,7 @@ def notices_without_effect(parsed: argparse.Namespace) -> list[str]:
 
 def _add_reports(group: argparse._ActionsContainer) -> None:
     group.add_argument("-cb", "--check-build", action="store_true", dest="check", help="the same as horovodish check")
-    help_text = "print the versions of all that is installed"
+    help_text = "print the versions of the installed packages"
     group.add_argument("-v", "--version", action=_PrintVersions, nargs=0, help=help_text)
 
 

@@ -81,11 +81,11 @@ def numbers_of_ranks(most: int) -> list[int]:
 def about(model: str, workload: Workload) -> str:
     """A description of a step."""
     measured = f" on each of {workload.ranks} ranks" if workload.ranks > 1 else ""
+    buckets = f"{len(workload.buckets)} bucket{'s' * (len(workload.buckets) != 1)}"
     return (
         f"{model}: a step with {text_of_seconds(workload.work)} of own work{measured} and "
-        f"{text_of_bytes(workload.bytes)} of gradients in {len(workload.buckets)} buckets; memory counts "
-        f"{workload.states} numbers of the optimizer for each parameter, and {text_of_bytes(workload.activations)} of "
-        "activations"
+        f"{text_of_bytes(workload.bytes)} of gradients in {buckets}. Memory: {workload.states} numbers of state for "
+        f"each parameter, and {text_of_bytes(workload.activations)} of activations"
     )
 
 
@@ -139,8 +139,8 @@ def _advice(table: dict[str, list[Prediction]], numbers: Sequence[int], cluster:
     if poor:
         better = max(table, key=lambda name: table[name][index].efficiency)
         yield (
-            f"From {poor.ranks} ranks on an allreduce is below {WORTH_IT:.0%}: {poor.efficiency:.0%}. "
-            f"{better} would have {table[better][index].efficiency:.0%} there."
+            f"From {poor.ranks} ranks on, an allreduce has less than {WORTH_IT:.0%} efficiency. "
+            f"{better} would have {table[better][index].efficiency:.0%}."
         )
     else:
         yield f"An allreduce keeps {WORTH_IT:.0%} efficiency up to {numbers[-1]} ranks."

@@ -17,7 +17,7 @@ from horovodish.reports.document import PageData, document, drawn
 
 __all__ = ["WEAK_SCALING", "prediction_page"]
 
-WEAK_SCALING = "Weak scaling has a larger batch with more ranks, and assumes that it learns as much of each sample."
+WEAK_SCALING = "With weak scaling, the batch grows with the ranks. Each sample counts as much as in a small batch."
 LEFT_OUT = (
     "Left out are: other traffic on the network, switches that cannot carry all hosts at once, processors that both "
     "compute and reduce, and a batch that becomes too small for a processor."

@@ -44,9 +44,9 @@ __all__ = [
 
 _SHUT_DOWN, _ENDED = "called shutdown()", "has ended its script"
 _LEFT_REMEDY = (
-    "\nRemedy: if the ranks have different numbers of batches, give them all as many, or call hvd.join() after the "
-    "last one (in Keras: pass MetricAverageCallback() or another of hvd.callbacks to fit()). If a collective is under "
-    "`if rank == 0:` or the like, call it on every rank."
+    "\nRemedy: if the ranks have different numbers of batches, give every rank equally many, or call hvd.join() after "
+    "the last one (in Keras: pass MetricAverageCallback() or another of hvd.callbacks to fit()). If a collective is "
+    "under `if rank == 0:` or the like, call it on every rank."
 )
 """For ranks that wait for one that has left in order."""
 

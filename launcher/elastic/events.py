@@ -79,7 +79,7 @@ class Events:
             return
         took = time.monotonic() - self._began
         ways = [f"{counted(len(each), 'time')} in {which} processes" for which, each in self._pauses.items() if each]
-        went_on = f"; went on {' and '.join(ways)}, which took {sum(pauses):.1f} s in all" if pauses else ""
+        went_on = f"; continued {' and '.join(ways)}, which took {sum(pauses):.1f} s in all" if pauses else ""
         text = f"ended after {took:.0f} s: {counted(self._losses, 'rank')} lost{went_on}"
         details = {"status": status, "seconds": round(took, 3), "lost": self._losses, "paused": round(sum(pauses), 3)}
         self.add(Event("ended", text, details))

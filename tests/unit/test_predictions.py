@@ -344,11 +344,11 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_on([model], cluster, 12) == 0
     first, second, *_, advice, memory = capsys.readouterr().out.splitlines()
     assert first == (
-        f"{model}: a step with 200 ms of own work and 400 MB of gradients in 96 buckets; memory counts 2 numbers of "
-        "the optimizer for each parameter, and 0 B of activations"
+        f"{model}: a step with 200 ms of own work and 400 MB of gradients in 96 buckets. Memory: 2 numbers of state "
+        "for each parameter, and 0 B of activations"
     )
     assert second == "hosts of 2 ranks, 1 Gbit/s, 50 us; a host reduces 5 GB/s"
-    assert advice.startswith("From 4 ranks on an allreduce is below 90%: ")
+    assert advice.startswith("From 4 ranks on, an allreduce has less than 90% efficiency. ")
     assert memory == "A rank has 1.1 GB of memory: ZeRO-1 fits."
     assert numbers_of_ranks(12) == [1, 2, 4, 8, 12] and numbers_of_ranks(1) == [1]
 

@@ -163,7 +163,7 @@ def test_a_job_waits_for_slots(tmp_path: Path) -> None:
     assert ended.status == 0, ended.said
     assert ended.fired == {"dies 1"}
     assert ended.results == [(1, 2, 8)] * 2, ended.said
-    assert "ended after" in ended.said and "1 rank lost; went on 1 time in new processes" in ended.said
+    assert "ended after" in ended.said and "1 rank lost; continued 1 time in new processes" in ended.said
 
 
 def test_a_job_that_finds_no_slots_ends(tmp_path: Path) -> None:

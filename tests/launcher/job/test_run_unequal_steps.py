@@ -91,7 +91,7 @@ def test_the_message_has_steps_place_and_remedy(launch_ranks: Callable[..., Any]
     assert status == 1, said
     by = r" by sys.exit\(\) in rank.py:\d+" if ending else ""
     assert re.search(f"failed on rank 0 in step 3: rank 1 has ended its script{by} after 2 steps", said), said
-    assert "\nRemedy: if the ranks have different numbers of batches, give them all as many" in said, said
+    assert "\nRemedy: if the ranks have different numbers of batches, give every rank equally many" in said, said
     assert not re.search('File ".*(horovodish|-packages)/', said), said
     last_words = job.stderr.lines[-1]
     assert re.match(r"horovodish: rank 0 on \S+ failed with exit status 1: RankLostError: allreduce of '", last_words)

@@ -27,7 +27,7 @@ def train(batches, wrap=True, after_step=lambda step: None):
 def fewer_batches():
     r"""alone_torch.py", line \d+, in fewer_batches
     allreduce of 'weight' and 1 more failed on rank 0 in step 3: rank 1 has ended its script after 2 steps$
-    Remedy: if the ranks have different numbers of batches, give them all as many,
+    Remedy: if the ranks have different numbers of batches, give every rank equally many,
     or call hvd.join\(\) after the last one
     rank 0 on \S+ failed with exit status 1: .*; rank 0 waits in alone_torch.py:\d+$"""
     train(3 - rank)
