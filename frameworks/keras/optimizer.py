@@ -74,7 +74,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     the round in its variables, so a `.keras` file has it, too. The optimizer has two more methods, for use outside of
     compiled programs:
 
-        synchronized()        a context in which to evaluate or save: the variables have the values that a meeting would
+        synchronized()        a context to evaluate or save in: the variables have the values that a meeting would
                               give them now. At its end each rank gets its own values back
         end_round()           meet now, as at the end of training. `fit` with any of `hvd.callbacks` does so at its end
 

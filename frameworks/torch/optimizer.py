@@ -98,7 +98,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     a meeting. In a job of one rank nothing is reduced, but an outer optimizer steps. `step()` is the collective, so
     every rank must call it equally often. The optimizer has more methods:
 
-        synchronized()        a context in which to evaluate or save: the parameters have the values that a meeting
+        synchronized()        a context to evaluate or save in: the parameters have the values that a meeting
                               would give them now. At its end each rank gets its own values back
         end_round()           meet now, as at the end of training
         state_dict()          also has the progress of the round. If each rank saves it, and its model, within a round,

@@ -127,8 +127,7 @@ class Collectives(Generic[GivenT, ResultT]):
             A new tensor of the shape and dtype of `tensor`.
 
         Raises:
-            ValueError: `average` and `op` are both given, `op` is not a reduce op, or `compression` is not a codec or
-                does not work with `op`.
+            ValueError: `average` and `op` are both given, or `op` or `compression` is not valid.
             See `horovodish.collectives` for the errors of every operation.
 
         Example:

@@ -83,8 +83,8 @@ class StragglerReport:
 def straggler_report(process_set: ProcessSet = global_process_set) -> StragglerReport:
     """Report which ranks make the others wait, since `init()` or since the process set was added. Collective; blocks.
 
-    A collective starts when its last rank has submitted it. For each rank, the report has the number of collectives in
-    which it was last, and how long the first rank had waited by then. A rank that is slow in most steps, or far behind
+    A collective starts when its last rank has submitted it. For each rank, the report says how often it was last, and
+    how long the first rank had waited by then. A rank that is slow in most steps, or far behind
     now and then, has a large total. The number alone says little, because the rank that leaves one collective last also
     enters the next one last, by microseconds. All collectives count, also barriers and earlier calls of this function.
     The times are a part of the messages of the negotiation, so a training job sends no more messages.
