@@ -252,7 +252,7 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match=r"error_feedback=.* must be True or False"):
             codecs.int8(error_feedback=feedback)
     operation = Operation("allreduce", "x", op=hvd.Sum, codec=Codec(_native.CODECS["int8"], 0.0, True, 2**64))
-    with pytest.raises(ValueError, match="is no codec"):
+    with pytest.raises(ValueError, match="is not a codec"):
         ARRAYS.group(operation, [values])
     for function in (codecs.topk, codecs.randomk, Compressions.powersgd):
         with pytest.raises(ValueError, match=rf"the function {function.__name__.strip('_')}\. Remedy: call it"):

@@ -181,7 +181,7 @@ Compression compression_of(const std::string& text) {
   bool encodes = false;
   fields >> kind >> compression.share >> compression.error_feedback >> compression.start >> encodes;
   if (fields.fail() || kind <= 0 || kind >= static_cast<int>(kCodecNames.size())) {
-    throw std::invalid_argument("'" + text + "' is no codec");
+    throw std::invalid_argument("'" + text + "' is not a codec");
   }
   std::getline(fields.ignore(), compression.owner);
   compression.asked = static_cast<CodecKind>(kind);
