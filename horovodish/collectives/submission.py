@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ class Handle(Generic[T]):
     It may be dropped: the operation goes on, and its tensors stay alive until it is done.
     """
 
-    __slots__ = ("_current_stream", "_finish", "_value", "name", "native")
+    __slots__ = ("_current_stream", "_finish", "_finishing", "_value", "name", "native")
 
     def __init__(
         self,
@@ -78,6 +79,7 @@ class Handle(Generic[T]):
         self.name = name
         self.native = native
         self._finish = finish
+        self._finishing = threading.RLock()  # a handler of a signal may wait while its thread does
         self._current_stream = current_stream
         self._value: T = _UNKNOWN
 
@@ -94,6 +96,8 @@ class Handle(Generic[T]):
 
     def wait(self) -> T:
         """Wait for the operation and give its result; Ctrl-C interrupts the wait, and it may be called again.
+
+        Several threads may wait. The first one makes the result, and the others get it, too.
 
         Of CUDA tensors the result is on its way when this returns: the stream that is current in the calling thread
         waits for it, and the host does not.
@@ -114,8 +118,13 @@ class Handle(Generic[T]):
                 native.order_after(self._current_stream())
                 return self._value
         settle(native, self._current_stream)
-        self._value = self._finish(native)
-        return self._value
+        with self._finishing:  # of two threads that wait, the second one must not write what the caller has changed since
+            if self._value is _UNKNOWN:
+                self._value = self._finish(native)
+                if self._current_stream is not None:
+                    native.finished_on(self._current_stream())
+                return self._value
+        return self.wait()
 
 
 def settle(native: _native.Handle, current_stream: Callable[[], int] | None = None) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish._native import DTYPES, REDUCE_OPS
+from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.submission import Handle, submit
 from horovodish.runtime import basics
@@ -75,6 +76,28 @@ def test_waiting_from_several_threads() -> None:
         thread.join()
     for number, result in results.items():
         np.testing.assert_array_equal(result, np.full(10, number * hvd.size()))
+
+
+@on_ranks(1)
+def test_two_threads_make_the_result_once() -> None:
+    both_wait, made = threading.Barrier(2), []
+
+    def make(_: object) -> str:
+        made.append(threading.current_thread())
+        with suppress(threading.BrokenBarrierError):
+            both_wait.wait(1.0)  # the other thread, if it makes a result, too
+        return "the result"
+
+    handle = ARRAYS.one(Operation("allreduce", "once", op=hvd.Sum), np.ones(3))
+    handle._finish = make
+    results: list[object] = []
+    threads = [threading.Thread(target=lambda: results.append(handle.wait())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == ["the result"] * 2
+    assert len(made) == 1
 
 
 @on_ranks(1, 3, planes=PLANES)

@@ -42,6 +42,7 @@ def use_gpus() -> None:
     parts_by_elements(gpu)
     beside_host_memory(gpu)
     streams_wait_and_the_host_does_not(gpu)
+    a_result_that_another_stream_makes(gpu)
     memory_of_dropped_handles(gpu)
     plans_with_side_streams(gpu)
     graphs_are_refused(gpu)
@@ -169,6 +170,22 @@ def streams_wait_and_the_host_does_not(gpu: Gpu) -> None:
     producer.hold(False)
     consumer.wait()
     np.testing.assert_array_equal(array, np.full(6, sum(range(hvd.size())) + 10.0 * hvd.size() + 0.5))
+
+
+def a_result_that_another_stream_makes(gpu: Gpu) -> None:
+    first, second = Stream(), Stream()
+    handle = gpu.submit("allgather", [np.full(6, float(hvd.rank()), np.float32)], [None], "made", stream=first)
+    assert handle.settles_within(60)
+    first.hold(True)
+    [result] = handle.wait()  # `first` is to copy the rows
+    handle._current_stream = lambda: second.handle
+    handle.wait()
+    second.add(result, 0.5)
+    hvd.barrier()
+    first.hold(False)
+    first.wait()
+    second.wait()
+    np.testing.assert_array_equal(result, np.repeat(np.arange(hvd.size()), 6) + 0.5)
 
 
 def memory_of_dropped_handles(gpu: Gpu) -> None:
