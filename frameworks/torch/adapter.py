@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +44,9 @@ class _TensorAdapter(Adapter[Tensor]):
         with torch.no_grad():
             for arrival, target in zip(arrivals, targets, strict=True):
                 target.copy_(arrival)
+
+    def work_so_far(self, target: Tensor) -> Callable[[], None]:
+        return cuda.work_so_far(target)
 
     def written(self, targets: Sequence[Tensor]) -> None:
         # Autograd cannot see what the engine writes, but must complain if it has saved a tensor for a backward.

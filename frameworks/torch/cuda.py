@@ -53,3 +53,9 @@ def stream_getter(ordinal: int) -> Callable[[], int] | None:
     if raw_stream is None:
         return lambda: torch.cuda.current_stream(ordinal).cuda_stream
     return lambda: int(raw_stream(ordinal))
+
+
+def work_so_far(tensor: Tensor) -> Callable[[], None]:
+    """As `Adapter.work_so_far`, for the device of the tensor."""
+    event = torch.cuda.current_stream(tensor.device).record_event()
+    return lambda: torch.cuda.current_stream(tensor.device).wait_event(event)

@@ -148,6 +148,12 @@ class Adapter(ABC, Generic[T]):
         """The opposite of `copies`."""
         raise NotImplementedError
 
+    def work_so_far(self, target: T) -> Callable[[], None]:
+        """For staged placement: a function that makes the calling thread's stream wait for the work that the current
+        stream has now, which may write to `target`.
+        """
+        raise NotImplementedError
+
     def written(self, targets: Sequence[T]) -> None:
         """The engine has written into tensors of the caller's."""
 

@@ -75,7 +75,7 @@ def receive(
     Args:
         adapter: knows the memory of the tensor.
         tensor: with the dtype and the number of elements of the sender's tensor. It is written to until the handle is
-            settled; on a GPU, when the handle is waited for.
+            settled; on a GPU, when the handle is waited for, after the work that the current stream has now.
         rank: the sender, a rank of the world and of `process_set`; `ANY_RANK` for whoever sends first.
         tag, name, process_set, waits: as for `send`.
 
@@ -92,10 +92,12 @@ def receive(
     member, is_staged = _member(adapter, operation, target)
     if is_staged:
         _, (arrival,) = adapter.copies([], [target])
+        order_after = adapter.work_so_far(target)
         member, _ = _member(adapter, operation, arrival)
 
     def received(native: _native.Handle) -> int:
         if is_staged:
+            order_after()
             adapter.copy_back([arrival], [target])
         adapter.written([target])
         return native.sender()

@@ -82,10 +82,21 @@ class Place:
         def ordinal_of(tensor: torch.Tensor) -> int:
             return ordinal if _Marks.on_gpu(tensor) else devices.HOST
 
+        def work_so_far(_: torch.Tensor) -> Any:
+            """Torch writes at once, so the host waits. A stream that a test holds goes on only then."""
+            stream = self._streams[-1]
+
+            def wait() -> None:
+                stream.hold(False)
+                stream.wait()
+
+            return wait
+
         for where, name, pretended in [
             (Handle, "wait", wait_for_stream),
             (cuda, "ordinal_of", ordinal_of),
             (cuda, "stream_getter", stream_getter),
+            (cuda, "work_so_far", work_so_far),
         ]:
             self._left.enter_context(mock.patch.object(where, name, pretended))
         return self
@@ -115,6 +126,33 @@ class Place:
         else:
             self._streams[-1].wait()
 
+    def occupy(self, tensor: torch.Tensor) -> None:
+        """Have the current stream write to a tensor of float32 later: where it is pretended, after `release`."""
+        if self.real:
+            torch.cuda._sleep(10**9)
+            tensor.add_(1.0)
+        else:
+            self._streams[-1].hold(True)
+            self._streams[-1].add(tensor.numpy(), 1.0)
+
+    def release(self) -> None:
+        """Have the current stream do its work."""
+        if not self.real:
+            self._streams[-1].hold(False)
+
+    @contextlib.contextmanager
+    def unordered_stream(self) -> Iterator[None]:
+        """A stream of its own for what happens within, which waits for no other one."""
+        if self.real:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                yield
+            return
+        self._streams.append(Stream())
+        try:
+            yield
+        finally:
+            self._streams.pop()
+
     @contextlib.contextmanager
     def side_stream(self) -> Iterator[None]:
         """A stream of its own for what happens within."""
@@ -138,6 +176,7 @@ def every_collective(place: Place) -> None:
     moves(place)
     if hvd.size() > 1:
         sends(place)
+        a_receive_beside_work_on_its_tensor(place)
     groups_and_modules(place)
 
 
@@ -187,6 +226,19 @@ def sends(place: Place) -> None:
         handles = [send(TENSORS, sent, (rank + 1) % size), receive(TENSORS, received, (rank - 1) % size)]
         assert [handle.wait() for handle in handles] == [(rank + 1) % size, (rank - 1) % size]
         np.testing.assert_array_equal(place.get(received), np.full((length, 1), (rank - 1) % size + 1.0))
+
+
+def a_receive_beside_work_on_its_tensor(place: Place) -> None:
+    """The stream that is current at the receive still writes to the tensor when another stream waits for it."""
+    rank, size = hvd.rank(), hvd.size()
+    send(TENSORS, place.put(np.full(9, float(rank), np.float32)), (rank + 1) % size).wait()
+    received = place.put(np.zeros(9, np.float32))
+    place.occupy(received)
+    handle = receive(TENSORS, received, (rank - 1) % size)
+    with place.unordered_stream():
+        handle.wait()
+    place.release()
+    np.testing.assert_array_equal(place.get(received), np.full(9, float((rank - 1) % size)))
 
 
 def groups_and_modules(place: Place) -> None:
