@@ -20,7 +20,7 @@ from horovodish.gradients.powersgd import PowerSGD
 from horovodish.gradients.shards import own_parts, owned_ends
 from horovodish.jax.parameters import labelled, passed_through
 from horovodish.jax.primitive import Traced, run
-from horovodish.jax.trees import Leaves, name_of, run_parts
+from horovodish.jax.trees import Leaves, name_of, on_gpu, run_parts
 from horovodish.launch import failures
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class _Gradients(GradientAdapter):
 
     def is_traced(self, gradients: Sequence[Any]) -> bool:
         return any(isinstance(gradient, jax.core.Tracer) for gradient in gradients)
+
+    def on_gpu(self, gradients: Sequence[Any]) -> bool:
+        return on_gpu(gradients)
 
     def payload(self, tensor: Any, source: Any) -> Payload:
         return Payload(tensor.nbytes, tensor.dtype)

@@ -167,12 +167,17 @@ def decompressed(results: Sequence[jax.Array], contexts: Sequence[Any], compress
     return [compression.decompress(result, context) for result, context in zip(results, contexts, strict=True)]
 
 
+def on_gpu(arrays: Sequence[Any]) -> bool:
+    """Whether a program reduces them on a GPU. Outside of programs, arrays go through host memory."""
+    return jax.default_backend() == "gpu" and any(isinstance(array, jax.core.Tracer) for array in arrays)
+
+
 def run_fused(leaves: Leaves, template: Traced) -> list[jax.Array]:
     """The operation on buckets of leaves."""
     # Ranks must cut a tree in the same places, though what they gather may have more rows on one than on another.
     sizes = [0 if template.operation.kind == "allgather" else array.nbytes for array in leaves.arrays]
     payloads = {index: Payload(sizes[index], leaves.arrays[index].dtype) for index in leaves.in_order_of_layers()}
-    buckets = backward_buckets(payloads, basics.running().settings.bucket_mb(on_gpu=jax.default_backend() == "gpu"))
+    buckets = backward_buckets(payloads, basics.running().settings.bucket_mb(on_gpu=on_gpu(leaves.arrays)))
     codec = template.operation.codec
     parts = [
         ([leaves.suffixes[index] for index in bucket], [leaves.arrays[index] for index in bucket], codec)

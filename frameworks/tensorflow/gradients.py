@@ -33,6 +33,7 @@ from horovodish.tensorflow import parameters
 from horovodish.tensorflow.names import name_in_step
 from horovodish.tensorflow.operations import reduced_groups, room_for
 from horovodish.tensorflow.sparse import reduced_slices
+from horovodish.tensorflow.tracing import compiled_by_xla
 
 
 class _Gradients(GradientAdapter):
@@ -40,6 +41,9 @@ class _Gradients(GradientAdapter):
 
     def is_traced(self, gradients: Sequence[Any]) -> bool:
         return not tf.executing_eagerly()
+
+    def on_gpu(self, gradients: Sequence[Any]) -> bool:
+        return compiled_by_xla() and bool(tf.config.list_physical_devices("GPU"))
 
     def name_in_step(self, name: str) -> str:
         return name_in_step(name)

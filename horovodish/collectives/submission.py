@@ -118,7 +118,7 @@ class Handle(Generic[T]):
                 native.order_after(self._current_stream())
                 return self._value
         settle(native, self._current_stream)
-        with self._finishing:  # of two threads that wait, the second one must not write what the caller has changed since
+        with self._finishing:  # another thread must not write what the caller has changed since
             if self._value is _UNKNOWN:
                 self._value = self._finish(native)
                 if self._current_stream is not None:

@@ -147,6 +147,10 @@ class GradientAdapter(ABC):
         """True while a program is traced, which must be the same one on every rank."""
         return False
 
+    def on_gpu(self, gradients: Sequence[Any]) -> bool:
+        """Whether they are reduced on a GPU."""
+        return False
+
     def name_in_step(self, name: str) -> str:
         """A name for the next reduction, the same in every step."""
         return name
@@ -362,7 +366,8 @@ class GradientPlan:
                 for (index, payload), group in zip(payloads.items(), groups, strict=True)
             }
         tuner = self._tuner(name, adapter.is_traced([*gradients.values()]))
-        tuning = tuner.tuning if tuner else Tuning.of(basics.running().settings)
+        on_gpu = adapter.on_gpu([*gradients.values()])
+        tuning = tuner.tuning if tuner else Tuning.of(basics.running().settings, on_gpu=on_gpu)
         members = backward_buckets(payloads, tuning.fusion_threshold_mb)
         buckets = [
             _bucket(name, bucket, labels, names, travelling, absent, payloads[bucket[0]].codec) for bucket in members

@@ -22,6 +22,7 @@ from horovodish.jax.shards import by_element, by_parameter
 from horovodish.jax.shards.clipping import sharing
 from horovodish.jax.shards.layout import Layout
 from horovodish.jax.shards.state import ShardedState, begin, checked_layout, is_sharded, refuse_sharded
+from horovodish.jax.trees import on_gpu
 from horovodish.runtime import basics
 
 __all__ = ["sharded"]
@@ -138,7 +139,7 @@ def _gathered(
     """The updates of whole parameters, from the parts of all ranks. Collective."""
     sizes = [math.prod(shape) for shape in layout.shapes]
     payloads = {index: Payload(sizes[index] * leaf.dtype.itemsize, leaf.dtype) for index, leaf in enumerate(parts)}
-    buckets = backward_buckets(payloads, basics.running().settings.bucket_mb(on_gpu=jax.default_backend() == "gpu"))
+    buckets = backward_buckets(payloads, basics.running().settings.bucket_mb(on_gpu=on_gpu(parts)))
     operation = Operation("allgather", f"{reduce.name}.updates", layout.process_set)
     calls = [
         Traced(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ import tensorflow as tf
 import horovodish.tensorflow as hvd
 from horovodish.collectives import devices
 from horovodish.collectives.operation import Family, Operation
+from horovodish.tensorflow.gradients import GRADIENTS
 from horovodish.tensorflow.stablehlo import Member, Typed, module
 from support.model import values
 from support.on_ranks import on_ranks
@@ -51,6 +53,12 @@ def test_calls_in_a_program() -> None:
     text = text_of(twice, tf.ones(3))
     counts = {call: text.count(f'custom_call_target="horovodish_{call}"') for call in ("run", "start", "done")}
     assert counts == {"run": 1, "start": 3, "done": 3}
+
+    found: list[bool] = []
+    with mock.patch.object(tf.config, "list_physical_devices", lambda _: ["a GPU"]):
+        tf.function(lambda: found.append(GRADIENTS.on_gpu([])), jit_compile=True)()
+        tf.function(lambda: found.append(GRADIENTS.on_gpu([])))()
+    assert found == [True, False]
 
     variables = [tf.Variable(tf.ones([300, index + 1])) for index in range(3)]
 
