@@ -32,7 +32,7 @@ from horovodish.collectives.functions import around_join
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet
 from horovodish.collectives.reduce_ops import Sum
-from horovodish.collectives.submission import Handle
+from horovodish.collectives.submission import Handle, cancel
 from horovodish.collectives.transfers import receive, send
 from horovodish.errors import HorovodInternalError, MismatchError, NotInitializedError, StallError
 from horovodish.launch import failures
@@ -350,11 +350,12 @@ class LateSteps:
                 self._changed.wait(_SLICE_SECONDS)
 
     def _end_receive(self) -> None:
-        """End the first rank's receive, which would count as stalled after a while, with an empty message."""
-        if self._place == len(self._ranks) - 1:
-            self._send(np.zeros(3 + self._options))
-        while self._place == 0 and self._look():
-            pass
+        """End the first rank's receive, which would count as stalled after a while."""
+        while self._receiving is not None:
+            if cancel(self._receiving):
+                self._receiving = None
+            else:  # a message has come, or comes
+                self._look()
 
     def _word(self, kind: int, options: np.ndarray | float = 0.0) -> np.ndarray:
         """The first rank's message to the others: whether a step goes on, and with which options."""
@@ -434,17 +435,14 @@ class LateSteps:
             self._receiving = receive(ARRAYS, self._message, tag=self._tag, name=name, process_set=self.process_set)
         return self._receiving
 
-    def _look(self) -> bool:
-        """Wait a moment for what another rank tells. False after an empty message."""
+    def _look(self) -> None:
+        """Wait a moment for what another rank tells."""
         receiving = self._receive()
         if receiving.settles_within(_LOOK_SECONDS):
             place = self._ranks.index(receiving.wait())
             self._receiving = None
             given, step, checksum, *options = self._message
-            if not given and not step:
-                return False
             self._hear(place, _Told(int(given), int(step), checksum, np.array(options)))
-        return True
 
     def _hear(self, place: int, told: _Told) -> None:
         self._told[place] = told

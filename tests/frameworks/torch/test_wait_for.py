@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import subprocess
@@ -643,11 +644,14 @@ for number in range(2):
         optimizer.zero_grad()
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
+    hvd.join()
 """
 
 
-def test_a_rank_alone_ends() -> None:
-    subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=120)
+@pytest.mark.parametrize("plane", ["auto", "nccl"])  # which reduces on a rank alone, too
+def test_a_rank_alone_ends(plane: str) -> None:
+    environment = {**os.environ, "HOROVODISH_PLANE": plane}
+    subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=120, env=environment)
 
 
 def begins_with_other_parameters() -> None:
