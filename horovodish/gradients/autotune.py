@@ -218,12 +218,13 @@ class Tuner:
             self._log = None
 
 
-def tuner_of(name: str, process_set: ProcessSet) -> Tuner | None:
+def tuner_of(name: str, process_set: ProcessSet, *, on_gpu: bool = False) -> Tuner | None:
     """The tuner of gradients whose buckets are made anew in every step; None unless autotune is on. Not collective.
 
     Args:
         name: of the gradients, the same on every rank.
         process_set: the ranks that reduce them.
+        on_gpu: whether they are reduced on a GPU.
     """
     knobs = basics.running().settings
     if not knobs.autotune:
@@ -231,7 +232,7 @@ def tuner_of(name: str, process_set: ProcessSet) -> Tuner | None:
     key = name, checked_id(process_set)
     if key not in _tuners:
         # Operations that belong to no native plan have chunks and segments of the settings.
-        _tuners[key] = Tuner(name, knobs, process_set, only=("fusion_threshold_mb",))
+        _tuners[key] = Tuner(name, knobs, process_set, only=("fusion_threshold_mb",), on_gpu=on_gpu)
     return _tuners[key]
 
 

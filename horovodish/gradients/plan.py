@@ -365,8 +365,8 @@ class GradientPlan:
                 index: payload._replace(group=group)
                 for (index, payload), group in zip(payloads.items(), groups, strict=True)
             }
-        tuner = self._tuner(name, adapter.is_traced([*gradients.values()]))
         on_gpu = adapter.on_gpu([*gradients.values()])
+        tuner = self._tuner(name, adapter.is_traced([*gradients.values()]), on_gpu)
         tuning = tuner.tuning if tuner else Tuning.of(basics.running().settings, on_gpu=on_gpu)
         members = backward_buckets(payloads, tuning.fusion_threshold_mb)
         buckets = [
@@ -472,11 +472,11 @@ class GradientPlan:
             return Layout.ABSENT
         return Layout.SPARSE if self._adapter.is_sparse(gradient) else Layout.DENSE
 
-    def _tuner(self, name: str, traced: bool) -> Tuner | None:
+    def _tuner(self, name: str, traced: bool, on_gpu: bool) -> Tuner | None:
         if traced:
             warn_of_no_effect("programs that are traced, by tf.function or jax.jit")
             return None
-        return tuner_of(name, self.options.process_set)
+        return tuner_of(name, self.options.process_set, on_gpu=on_gpu)
 
 
 def _bucket(

@@ -270,7 +270,7 @@ def test_buckets() -> None:
     order = [int(number) for number in re.findall(r"fused\['layer_(\d+)'\]", text)]
     assert order == list(reversed(range(12)))
     assert 2 < text.count("@horovodish_start") < 12
-    with mock.patch.object(jax, "default_backend", lambda: "gpu"):
+    with mock.patch.object(jax, "default_backend", return_value="gpu"):
         text = jax.jit(lambda *given: tx.update(*given)).lower(tree, tx.init(tree)).as_text()
     assert text.count("@horovodish_start") == 2, "the first bucket is small, and the next one has 32 MiB"
 

@@ -21,6 +21,10 @@ KNOWN_WITHIN_SECONDS = 10.0
 
 
 def all_checks(real: bool) -> None:
+    import torch
+
+    from horovodish.torch.gradients import GRADIENTS
+
     hvd.init()
     with Place(real) as place:
         every_collective(place)
@@ -28,6 +32,9 @@ def all_checks(real: bool) -> None:
         side_streams(place)
         training(place)
         what_is_refused(place)
+        on_host = torch.ones(1)
+        assert GRADIENTS.on_gpu([on_host, place.put(np.ones(1))])  # so that Keras has a GPU's buckets
+        assert not GRADIENTS.on_gpu([on_host])
 
 
 @pytest.mark.parametrize("np", [pytest.param(1, marks=pytest.mark.soak), 2])
