@@ -164,8 +164,9 @@ def _check_agreement(seen: list[tuple[int, settings.Settings, str]]) -> None:
             ours, theirs = getattr(seen[0][1], row.name), getattr(knobs, row.name)
             if ours != theirs and not row.by_rank:
                 flag = row.flag if row.is_switch else f"{row.flag} VALUE"
+                ours, theirs = (f"unset ({row.usual})" if each is None else repr(each) for each in (ours, theirs))
                 raise SettingError(
-                    f"{row.variable} is {ours!r} on rank 0 but {theirs!r} on rank {index}: set it alike on every rank, "
+                    f"{row.variable} is {ours} on rank 0 but {theirs} on rank {index}: set it alike on every rank, "
                     f"for example with `horovodish run {flag}`"
                 )
 

@@ -13,6 +13,7 @@ import pytest
 import horovodish as hvd
 from horovodish import _native, settings
 from horovodish.errors import SettingError
+from horovodish.runtime.starting import _check_agreement
 from horovodish.settings import Settings, load, table
 from support.sources import ROOT
 
@@ -39,6 +40,12 @@ def test_buckets_are_larger_on_a_gpu_unless_they_are_set() -> None:
     assert [Settings().bucket_mb(on_gpu=on_gpu) for on_gpu in (False, True)] == [4.0, 32.0]
     chosen, _ = loaded(HOROVODISH_FUSION_THRESHOLD_MB="4")
     assert [chosen.bucket_mb(on_gpu=on_gpu) for on_gpu in (False, True)] == [4.0, 4.0]
+
+
+def test_a_rank_that_sets_what_others_leave_unset() -> None:
+    seen = [(0, Settings(), "1"), (1, Settings(fusion_threshold_mb=4.0), "1")]
+    with pytest.raises(SettingError, match=r"is unset \(4\.0, and 32\.0 on GPUs\) on rank 0 but 4\.0 on rank 1"):
+        _check_agreement(seen)
 
 
 def test_nothing_set_gives_the_defaults() -> None:
