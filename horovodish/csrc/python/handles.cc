@@ -108,8 +108,8 @@ PyHandle again(const PyHandle& self, const std::string& name, uintptr_t source, 
                    std::nullopt, true, std::move(owner));
 }
 
-// Makes a stream wait for the result, also for what another stream still does to it. The stream on which the memory was handed over waits, too: a framework's
-// allocator may reuse the memory in the order of that stream.
+// Makes a stream wait for the result, also for what another stream still does to it. The stream on which the memory was
+// handed over waits, too: a framework's allocator may reuse the memory in the order of that stream.
 void order_after(const PyHandle& self, uintptr_t stream) {
   DeviceEvent* const event = self.handle->event();
   if (event == nullptr) return;
