@@ -14,7 +14,7 @@ from horovodish.errors import UnsupportedTensorError
 
 
 def placement(operation: Operation, sources: Sequence[Tensor], members: Sequence[Member]) -> Placement:
-    """Where an operation on these tensors takes place.
+    """Where an operation on these tensors takes place; without `members`, where they are.
 
     Raises:
         UnsupportedTensorError: the tensors are on more than one device, or as `devices.use`.
@@ -30,6 +30,8 @@ def placement(operation: Operation, sources: Sequence[Tensor], members: Sequence
             )
     if ordinal == HOST:
         return ON_HOST
+    if not members:
+        return Placement(ordinal, None, is_staged=False)
     if sources[0].is_cuda and torch.cuda.is_current_stream_capturing():
         raise ValueError(
             f"{name}: a CUDA graph is being captured, and collectives cannot be part of one; call it outside of the "

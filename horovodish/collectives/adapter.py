@@ -133,7 +133,7 @@ class Adapter(ABC, Generic[T]):
         """How many rows came from each rank, as a tensor of int64 in host memory."""
 
     def placement(self, operation: Operation, sources: Sequence[T], members: Sequence[Member]) -> Placement:
-        """Where the operation takes place. Without `members`, only whether that is in host memory counts.
+        """Where the operation takes place. Without `members`, only whether the tensors are in host memory.
 
         Raises:
             UnsupportedTensorError: the tensors cannot be used together.

@@ -120,10 +120,11 @@ class Handle(Generic[T]):
         settle(native, self._current_stream)
         with self._finishing:  # another thread must not write what the caller has changed since
             if self._value is _UNKNOWN:
-                self._value = self._finish(native)
+                value = self._finish(native)
                 if self._current_stream is not None:
                     native.finished_on(self._current_stream())
-                return self._value
+                self._value = value  # last, because a thread that finds it looks no further
+                return value
         return self.wait()
 
 

@@ -250,8 +250,8 @@ def run(function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P],
             `mpirun` with fault tolerance.
         RuntimeError: within a block of another state.
         All exceptions of `function` that no lost rank has caused. After an error of a collective without a lost rank,
-        such as `StallError`, the function runs again once. If the error comes again, it is raised, unless every rank
-        has made a commit in between.
+        such as `StallError`, the function runs again once. The error is raised if it comes again before every rank
+        has made a commit, or if the ranks are in blocks of different states.
 
     Example:
         >>> @hvd.elastic.run

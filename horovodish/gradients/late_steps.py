@@ -398,7 +398,8 @@ class LateSteps:
                     return self._word(_GO, self._told[in_time[0]].options)
             self._look()
         self._missing = missing = [self._ranks[place] for place in here if place not in in_time]
-        does_wait = in_time or len(here) < len(takes_steps)
+        # A step that could go on waits for its grace only.
+        does_wait = not self._could and (in_time or len(here) < len(takes_steps))
         self._waits_since = (self._waits_since or time.monotonic()) if does_wait else 0.0
         waited = time.monotonic() - self._waits_since if does_wait else 0.0
         self._describe_wait(step, waited, [self._ranks[place] for place in in_time], missing)

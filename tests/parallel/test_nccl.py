@@ -345,6 +345,10 @@ def test_a_rank_alone_over_nccl() -> None:
     run_ranks(use_gpus, 1, env=variables(1, HOROVODISH_PLANE="nccl"))
 
 
+def test_a_driver_without_a_compiler() -> None:
+    run_ranks(use_gpus, 1, env=variables(1, HOROVODISH_PLANE="nccl", PRETEND_NO_COMPILER="1"))
+
+
 def record_phases(folder: str) -> None:
     hvd.init()
     gpu = Gpu()

@@ -134,9 +134,9 @@ Device::Device(int ordinal)
   // Work that waits for other ranks must not also wait for this rank's kernels.
   cuda_.check(cuda_.stream_create(&stream_, abi::kCudaStreamNonBlocking, greatest), "a stream was made");
   abi::CuModule module = nullptr;
-  cuda_.check(cuda_.module_load(&module, kCopyKernelText), "the kernel that copies tensors was compiled");
-  cuda_.check(cuda_.module_function(&copy_kernel_, module, kCopyKernel),
-              "the kernel that copies tensors was looked up");
+  if (cuda_.module_load(&module, kCopyKernelText) == abi::kCudaSuccess) {  // else the driver has no compiler
+    cuda_.check(cuda_.module_function(&copy_kernel_, module, kCopyKernel), "the kernel that copies was looked up");
+  }
   const abi::CuPoolOptions options{.location = device};
   size_t memory = 0;
   cuda_.check(cuda_.device_total_memory(&memory, device), "the device was asked for its memory");
@@ -190,10 +190,11 @@ void Device::copy(std::span<const DeviceCopy> copies, uintptr_t stream) {
   unsigned count = 0;
   const auto launch = [&] {
     if (count == 0) return;
-    const DeviceCopy& first = pieces[0];
-    if (count == 1) {
-      cuda_.check(cuda_.copy(address_of(first.target), address_of(first.source), first.bytes, stream_of(stream)),
-                  "a tensor was copied");
+    if (count == 1 || copy_kernel_ == nullptr) {
+      for (const DeviceCopy& each : std::span(pieces.data(), count)) {
+        cuda_.check(cuda_.copy(address_of(each.target), address_of(each.source), each.bytes, stream_of(stream)),
+                    "a tensor was copied");
+      }
     } else {
       const auto longer = [](const DeviceCopy& a, const DeviceCopy& b) { return a.bytes < b.bytes; };
       const uint64_t longest = std::max_element(pieces.begin(), pieces.begin() + count, longer)->bytes;

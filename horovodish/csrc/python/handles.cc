@@ -30,7 +30,7 @@ struct PyHandle {
   std::shared_ptr<Handle> handle;
   std::optional<uintptr_t> stream;  // the stream on which a device's memory was handed over
   std::shared_ptr<Owner> memory;  // null after release()
-  std::optional<uintptr_t> finished = {};  // the stream that makes the caller's result of what the operation gave
+  std::shared_ptr<DeviceEvent> finished = {};  // the caller's result has been made of what the operation gave
 };
 
 // Keeps the memory of an output alive for as long as Python views it.
@@ -115,9 +115,7 @@ void order_after(const PyHandle& self, uintptr_t stream) {
   if (event == nullptr) return;
   event->order_after(stream);
   if (self.stream && *self.stream != stream) event->order_after(*self.stream);
-  if (self.finished && *self.finished != stream) {
-    Device::get(self.request->device).record(*self.finished)->order_after(stream);
-  }
+  if (self.finished) self.finished->order_after(stream);
 }
 
 // Python's buffer protocol.
@@ -185,7 +183,9 @@ void bind_handles(nb::module_& module, nb::class_<Engine>& engine) {
       .def("again", &again, nb::arg("name"), nb::arg("source"), nb::arg("target"), nb::arg("owner"))
       .def("order_after", &order_after, nb::arg("stream"))
       .def(
-          "finished_on", [](PyHandle& self, uintptr_t stream) { self.finished = stream; }, nb::arg("stream"))
+          "finished_on",
+          [](PyHandle& self, uintptr_t stream) { self.finished = Device::get(self.request->device).record(stream); },
+          nb::arg("stream"))
       .def(
           "move_output",
           [](const PyHandle& self, size_t index, uintptr_t target, uintptr_t stream) {

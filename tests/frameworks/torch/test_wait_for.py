@@ -21,6 +21,8 @@ import horovodish
 import horovodish.torch as hvd
 from horovodish.collectives.array_adapter import ARRAYS
 from horovodish.collectives.transfers import receive, send
+from horovodish.gradients import late_steps
+from horovodish.runtime import process
 from support.elastic import Scene, run_elastic
 from support.leaves import leaf, wrapped
 from support.on_ranks import on_ranks
@@ -569,6 +571,36 @@ def test_a_step_that_waits_too_long_is_a_stall(tmp_path: Path) -> None:
     begin = "late steps of optimizer 1: step 2 has waited more than 3 s for ranks"
     assert first.startswith(f"{begin} [1]. Remedy: ")
     assert other.startswith(f"{begin} that rank 0 names. Remedy: ")
+
+
+def go_on_after_a_grace() -> int:
+    """Rank 0 is ready for the second step, and gives rank 1 more time than the limit of a stall."""
+    hvd.init()
+    p = leaf()
+    optimizer: Any = wrapped([p], wait_for=1)
+    while optimizer.steps < 1:
+        backward_and_step(optimizer, p)
+    hvd.barrier()
+    if hvd.rank() == 0:
+        (steps,) = process.part(late_steps._Running).steps
+        steps._grace = 4.0
+    else:
+        time.sleep(8.0)
+    while optimizer.steps < 2:
+        backward_and_step(optimizer, p)
+    return int(optimizer.steps)
+
+
+def backward_and_step(optimizer: Any, p: nn.Parameter) -> None:
+    optimizer.zero_grad()
+    p.sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.soak
+def test_a_step_that_could_go_on_is_no_stall() -> None:
+    env = {"HOROVODISH_STALL_CHECK_SHUTDOWN_TIME_SECONDS": "2"}
+    assert min(run_ranks(go_on_after_a_grace, 2, env=env)) >= 2
 
 
 EXITS = """
