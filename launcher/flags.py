@@ -31,7 +31,7 @@ COMMANDS = {
     "status": "show what a running job does, and which rank the others wait for",
     "agent": "let a launcher start ranks on this host without ssh",
     "merge-traces": "merge the timelines of several ranks into one",
-    "version": "print the versions of the installed packages",
+    "version": "print the installed versions",
     "help": "print the help of a command: horovodish help run",
 }
 EXAMPLES = """examples:
@@ -301,7 +301,7 @@ def notices_without_effect(parsed: argparse.Namespace) -> list[str]:
 
 def _add_reports(group: argparse._ActionsContainer) -> None:
     group.add_argument("-cb", "--check-build", action="store_true", dest="check", help="the same as horovodish check")
-    help_text = "print the versions of the installed packages"
+    help_text = "print the installed versions"
     group.add_argument("-v", "--version", action=_PrintVersions, nargs=0, help=help_text)
 
 

@@ -95,7 +95,7 @@ def test_recipes(tmp_path: Path) -> None:
     exec(code.pop("Seeds"), scope(seed=5))
     assert len(set(hvd.allgather_object(float(tf.random.normal([]))))) == hvd.size()
 
-    encoded, meeting = code.pop("Slow links").split("# or, with an optimizer of Keras in place of the tape\n")
+    encoded, meeting = code.pop("Slow links").split("# or, with a Keras optimizer instead of the tape\n")
     for block, same in ((encoded, True), (meeting, False)):
         names = scope(tape=tf.GradientTape())
         exec(block, names)
