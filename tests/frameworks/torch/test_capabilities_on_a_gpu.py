@@ -1,4 +1,4 @@
-"""What optimizers and process groups can do, on a GPU: the same as in host memory."""
+"""Optimizers and process groups give the same on a GPU as in host memory, with each of their options."""
 
 from __future__ import annotations
 

@@ -579,7 +579,7 @@ def go_on_after_a_grace() -> int:
     p = leaf()
     optimizer: Any = wrapped([p], wait_for=1)
     while optimizer.steps < 1:
-        backward_and_step(optimizer, p)
+        steps_with(optimizer, p, 1)
     hvd.barrier()
     if hvd.rank() == 0:
         (steps,) = process.part(late_steps._Running).steps
@@ -587,14 +587,8 @@ def go_on_after_a_grace() -> int:
     else:
         time.sleep(8.0)
     while optimizer.steps < 2:
-        backward_and_step(optimizer, p)
+        steps_with(optimizer, p, 1)
     return int(optimizer.steps)
-
-
-def backward_and_step(optimizer: Any, p: nn.Parameter) -> None:
-    optimizer.zero_grad()
-    p.sum().backward()
-    optimizer.step()
 
 
 @pytest.mark.soak
