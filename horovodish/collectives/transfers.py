@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from horovodish import _native
-from horovodish.collectives.adapter import Adapter, identified
+from horovodish.collectives.adapter import Adapter
 from horovodish.collectives.operation import Member, Operation
-from horovodish.collectives.process_sets import ProcessSet, global_process_set
-from horovodish.collectives.submission import Handle, submit
+from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
+from horovodish.collectives.submission import Handle, generated_name, submit
 
 __all__ = ["ANY_RANK", "receive", "send"]
 
@@ -51,7 +51,7 @@ def send(
         ValueError: a tag out of range, or this rank is not in the process set.
         NotInitializedError, ForkedProcessError: as for every operation.
     """
-    operation = _named(Operation("send", name, process_set, root_rank=rank, tag=tag))
+    operation = _operation("send", name, process_set, rank, tag)
     source = adapter.source(tensor, str(operation.name))
     member, is_staged = _member(adapter, operation, source)
     if is_staged:
@@ -86,7 +86,7 @@ def receive(
     Raises:
         What `send` raises.
     """
-    operation = _named(Operation("receive", name, process_set, root_rank=rank, tag=tag))
+    operation = _operation("receive", name, process_set, rank, tag)
     target = adapter.target(tensor, str(operation.name))
     arrival = target
     member, is_staged = _member(adapter, operation, target)
@@ -105,11 +105,12 @@ def receive(
     return submit(operation, [member], arrival, received, waits=waits)
 
 
-def _named(operation: Operation) -> Operation:
-    name, _ = identified(operation)
-    if not 0 <= operation.tag < _TAGS:
-        raise ValueError(f"{name}: tag={operation.tag} must be a number from 0 to {_TAGS - 1}")
-    return operation._replace(name=name)
+def _operation(kind: str, name: str | None, process_set: ProcessSet, rank: int, tag: int) -> Operation:
+    identity = checked_id(process_set)
+    name = generated_name(kind, identity) if name is None else name
+    if not 0 <= tag < _TAGS:
+        raise ValueError(f"{name}: tag={tag} must be a number from 0 to {_TAGS - 1}")
+    return Operation(kind, name, process_set, root_rank=rank, tag=tag)
 
 
 def _member(adapter: Adapter[Any], operation: Operation, tensor: Any) -> tuple[Member, bool]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 import shutil
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -20,14 +21,37 @@ def asked(page: Path, script: str) -> Any:
 
     Args:
         page: a file, to which the script is added.
-        script: calls `answer(value)` once, with a value that JSON can hold.
+        script: calls `answer(value)` once, with a value that JSON can hold. `until(condition, then)` calls `then` as
+            soon as `condition()` holds.
     """
-    answers = "const answer = (value) => { document.title = JSON.stringify(value); };"
-    page.write_text(page.read_text().replace("</body>", f"<script>{answers}{script}</script></body>"))
+    helpers = """const answer = (value) => fetch("/", { method: "POST", body: JSON.stringify(value) });
+      const until = (condition, then) => condition() ? then() : setTimeout(until, 10, condition, then);"""
+    text = page.read_text().replace("</body>", f"<script>{helpers}{script}</script></body>")
+    answers: Queue[str] = Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def do_POST(self) -> None:
+            answers.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
     command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"]
     command += ["--blink-settings=preferredColorScheme=0", f"--user-data-dir={page.with_suffix('.browser')}"]
-    command += ["--virtual-time-budget=3000", "--dump-dom", page.as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    found = re.search("<title>(.*?)</title>", shown, re.DOTALL)
-    assert found
-    return json.loads(html.unescape(found[1]))
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = subprocess.Popen([*command, f"http://127.0.0.1:{server.server_port}"], stderr=subprocess.DEVNULL)
+        try:
+            return json.loads(answers.get(timeout=60))
+        finally:
+            browser.terminate()
+            browser.wait(timeout=10)
+            server.shutdown()

@@ -304,11 +304,11 @@ def test_a_chart_is_drawn_when_it_is_seen_and_all_are_when_the_page_is_printed(t
     assert report(write_run(tmp_path, lambda *_: 40, BUCKETS), str(page)) == 0
     ask = """const all = (what) => [...document.querySelectorAll(what)];
       const drawn = () => all(".uplot").map((each) => each.clientWidth);
-      setTimeout(() => {
+      until(() => drawn().length > 0, () => {
         const seen = drawn();
         dispatchEvent(new Event("beforeprint"));
         queueMicrotask(() => answer([seen.length, drawn(), color("ground")]));
-      }, 1000);"""
+      });"""
     page.write_text(page.read_text().replace("<h2>What steps", '<p style="height:9000px"><h2>What steps'))
     assert asked(page, ask) == [1, [640, 640], "#fff"]
 

@@ -30,6 +30,9 @@ __all__ = ["ProcessGroup", "create"]
 _NAME = "horovodish"
 _SETTLE_SECONDS = 5.0
 """For so long a group that ends waits for callbacks."""
+_SMALL_BYTES = 64 << 10
+"""The sender of a tensor up to this size need not wait for the receive. So `irecv` leaves it to the `wait` to look, and
+wakes no thread that would compete with the caller for the core."""
 _OPS = (
     (TorchOp.SUM, Sum),
     (TorchOp.AVG, Average),
@@ -108,6 +111,7 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(own, len(ranks))  # type: ignore[call-arg]
         self._group_name, self._description, self._timeout = name, "", timeout
         self._members = Members(store, own, ranks, f"process group {name}", timeout)
+        self._transfer_name = f"process group {name}.noname.transfer"
         self._completions = Completions()
         self._is_checked = False
 
@@ -266,8 +270,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], destination: int, tag: int = 0) -> Work:
         tensor, peer = _only(tensors), self._world_rank(destination)
-        ours = self._members.process_set()
-        handle = send(TENSORS, _movable(tensor), peer, tag, process_set=ours, waits=True)
+        handle = send(TENSORS, _movable(tensor), peer, tag, **self._as_transfer())
+        handle.settles_within(0.0)  # a small tensor leaves at once, without the engine's thread
         return self._transfer(handle, tensor, f"send to rank {peer} with tag {tag}")
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Work:
@@ -383,13 +387,16 @@ class ProcessGroup(dist.ProcessGroup):
     def _received(self, tensor: Tensor, rank: int, tag: int, what: str) -> Work:
         if not tensor.is_contiguous():
             raise ValueError(f"{what}: the tensor is not contiguous; receive into a contiguous one and copy")
-        ours = self._members.process_set()
-        handle = receive(TENSORS, _movable(tensor.detach()), rank, tag, process_set=ours, waits=True)
+        handle = receive(TENSORS, _movable(tensor.detach()), rank, tag, **self._as_transfer())
+        if tensor.nbytes > _SMALL_BYTES:
+            handle.settles_within(0.0)
         return self._transfer(handle, tensor, what)
+
+    def _as_transfer(self) -> dict[str, Any]:
+        return {"name": self._transfer_name, "process_set": self._members.process_set(), "waits": True}
 
     def _transfer(self, handle: Handle[int], tensor: Tensor, what: str) -> Work:
         call, ranks = f"{what} in {self._members.label}", self._members.ranks
-        handle.settles_within(0.0)  # a small send leaves at once, without the engine's thread
         return Transfer(handle, call, self._timeout, self._completions, [tensor], ranks)
 
     def _submit(self, kind: str, parts: list[Part], finish: Finish, opts: Any, **details: Any) -> Work:

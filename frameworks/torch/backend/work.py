@@ -87,7 +87,7 @@ class Work(TorchWork):
 
     def is_completed(self) -> bool:
         """Whether the operation has ended. If so, the tensors hold its result."""
-        if not self._handle.poll():
+        if not self._handle.settles_within(0.0):
             return False
         with suppress(Exception):  # `wait` and `exception` raise and give it
             self._finished()

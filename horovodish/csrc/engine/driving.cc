@@ -10,7 +10,9 @@ namespace horovodish {
 
 namespace {
 
-constexpr std::chrono::hours kForEver{24};
+// The engine's thread looks this often if nobody rings. A caller that leaves an operation to it for later then need not
+// wake it.
+constexpr std::chrono::seconds kLongestSleep{1};
 // MPI moves data only while it is called. A caller that slept between two segments would delay both ends of the
 // connection: 64 MiB between two hosts would then take 1.5 times as long.
 constexpr std::chrono::milliseconds kPollingSpin{2};
@@ -142,8 +144,9 @@ void Engine::run() {
     const uint32_t value = doorbell->value();
     doorbell->announce(awaits_news() ? Doorbell::engine : Doorbell::indifferent);
     const bool again = stopping_ || seat_.callers_waiting() || turn();
-    const auto limit = nap();
-    sleeps_until_ = Clock::now() + limit.value_or(kForEver);
+    const std::chrono::nanoseconds limit =
+        std::min<std::chrono::nanoseconds>(nap().value_or(kLongestSleep), kLongestSleep);
+    sleeps_until_ = Clock::now() + limit;
     seat_.leave();
     if (!again) doorbell->sleep(value, Doorbell::engine, limit);
   }

@@ -1,7 +1,7 @@
 // Sends and receives of a process set. They pass between two ranks, without the negotiation and the other ranks.
 //
 // Everything from one rank to another travels in one order through their channel: a *frame* that describes a *message*,
-// then the bytes of the message. A message goes straight into the tensor of the first receive that names its sender and
+// then the bytes of the message; of a small message, both in one piece. A message goes straight into the tensor of the first receive that names its sender and
 // its tag. A small message is sent before there is such a receive, because the channel holds it. A larger message waits
 // for its receive, and later messages wait behind it. If its receiver waits for another message of this sender, that
 // message may be behind it. So the receiver *keeps* the larger message in memory until its receive comes:
@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "memory/arena.h"
 #include "memory/clock.h"
@@ -73,6 +74,7 @@ class Pairs {
     Frame frame = {};
     Entry entry = {};  // without an operation: a refusal
     std::string reason = {};  // of a refusal
+    std::vector<std::byte> packed = {};  // a small message behind its frame
     std::optional<Error> refused = {};
     size_t moved = 0;  // bytes of the frame and the message
   };
@@ -94,12 +96,20 @@ class Pairs {
     std::unique_ptr<std::byte[]> data = {};
     bool drops = false;  // the message was refused
     std::list<Kept> kept = {};
+    // Bytes that came with a frame and are not used yet.
+    std::unique_ptr<std::byte[]> ahead = {};
+    size_t ahead_begin = 0, ahead_end = 0;
   };
   using Receives = std::list<Entry>;
 
   Peer* open(int index);
   bool advance_peers();
+  static const std::byte* bytes_to_send(const Send& send);
+  void pack(Send& send) const;
   bool send_to(Peer& peer);
+  size_t read_frame(Peer& peer, std::byte* to, size_t size);
+  size_t read_message(Peer& peer, std::byte* to, size_t size);
+  size_t take_ahead(Peer& peer, std::byte* to, size_t size);
   bool receive_from(Peer& peer);
   bool find_place(Peer& peer);
   void arrived(Peer& peer);
@@ -113,7 +123,7 @@ class Pairs {
   WorldRank rank_of(const Peer& peer) const { return config_.world_rank(peer.index); }
 
   const ProcessSetConfig& config_;
-  const size_t segment_bytes_;
+  const size_t segment_bytes_, packed_bytes_;
   Arena* const arena_;
   const OnEnd on_end_;
   std::map<int, std::unique_ptr<Peer>> peers_;  // by index, from their first operation on; null: given up
