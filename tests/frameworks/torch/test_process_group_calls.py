@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ import horovodish.torch as hvd
 from horovodish.errors import (
     LaunchError,
     MismatchError,
-    StallError,
 )
 from horovodish.runtime.basics import quoted_failure
 from support.on_ranks import on_ranks
