@@ -46,7 +46,7 @@ DRAWN = (
     *("faults", "frameworks", "hosts", "parallel"),
     *("launcher/elastic", "launcher/function", "launcher/job", "launcher/test_mistakes"),
 )
-"""Where cases cost processes. `make test` runs a quarter of a test's cases, drawn by names; `make soak`, the rest."""
+"""Where cases cost processes. `make test` runs a sixth of a test's cases, drawn by names; `make soak`, the rest."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             cases[item.nodeid.partition("[")[0]].append(item)
     for of_one in cases.values():
         of_one.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-        for item in of_one[(len(of_one) + 3) // 4 :]:
+        for item in of_one[(len(of_one) + 5) // 6 :]:
             item.add_marker(pytest.mark.soak)
 
 

@@ -129,8 +129,8 @@ OF_TRAINING_JOBS = [
 OF_PROGRAMS = [
     Mutation(
         *("a send has another tag", "collectives.transfers", "send"),
-        "root_rank=rank, tag=tag)",
-        "root_rank=rank, tag=tag ^ 1)",
+        "rank, tag)\n",
+        "rank, tag ^ 1)\n",
     ),
     Mutation(
         *("what codes leave out is lost", "collectives.codecs", "CodecCompressor.of"),
