@@ -20,7 +20,8 @@ from support.on_ranks import on_ranks
 from support.processes import wait_for_output
 from support.ranks import run_ranks
 
-LENGTHS = [0, 1, 3, 17, 1000, 16_383, 16_384, 100_003]
+LENGTHS = [0, 1, 3, 17, 1000, 1008, 1009, 4032, 4033, 16_383, 16_384, 100_003]
+"""Some are at the limit up to which a message is sent in one piece with its frame."""
 LARGE = 300_000
 """Elements of float64 that no channel holds."""
 
