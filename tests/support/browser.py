@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
+import tempfile
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from queue import Queue
@@ -44,14 +48,20 @@ def asked(page: Path, script: str) -> Any:
         def log_message(self, format: str, *args: object) -> None:
             """Says nothing."""
 
-    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"]
-    command += ["--blink-settings=preferredColorScheme=0", f"--user-data-dir={page.with_suffix('.browser')}"]
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    with HTTPServer(("127.0.0.1", 0), Handler) as server, tempfile.TemporaryDirectory(dir="/tmp") as folder:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        browser = subprocess.Popen([*command, f"http://127.0.0.1:{server.server_port}"], stderr=subprocess.DEVNULL)
+        command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"]
+        command += ["--blink-settings=preferredColorScheme=0", f"--user-data-dir={folder}/profile"]
+        browser = subprocess.Popen(
+            [*command, f"http://127.0.0.1:{server.server_port}"],
+            env={**os.environ, "TMPDIR": folder},
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             return json.loads(answers.get(timeout=60))
         finally:
-            browser.terminate()
-            browser.wait(timeout=10)
+            with suppress(ProcessLookupError):
+                os.killpg(browser.pid, signal.SIGKILL)
+            browser.wait()
             server.shutdown()
