@@ -171,7 +171,7 @@ class Compression:
 
     `auto`, for optimizers, is `int8` or no codec. Before the first tensor that it may encode, the ranks reduce 8 MiB of
     test values between hosts both ways. They use `int8` if it takes at most 80 % of the time. Rank 0 prints the choice
-    and the setting that repeats the run bit by bit.
+    and the setting that repeats the run bit by bit. Where NCCL reduces the gradients of GPUs, `auto` means no codec.
 
     Floating-point tensors of every dtype are encoded from float32, and decoded to float32. Integers travel as they are.
     If a value of a block is NaN or infinite, the whole block of the result is NaN. Every rank gets the same bits.

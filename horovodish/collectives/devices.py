@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from horovodish import _native
-from horovodish.collectives.operation import Operation
+from horovodish.collectives.operation import Operation, text_of
 from horovodish.collectives.reduce_ops import Sum
 from horovodish.errors import UnsupportedTensorError
 from horovodish.runtime import basics, nccl_library
@@ -66,10 +66,9 @@ def choose(operation: Operation, ordinal: int, dtypes: Sequence[int]) -> int:
 
 def problem_for_nccl(operation: Operation, dtypes: Sequence[int]) -> str:
     """Why NCCL cannot do an operation, the same on all ranks that ask alike; empty when it can. Not collective."""
-    if operation.codec is not None and operation.codec.encodes:
-        return "codes are made in host memory"
     op, factors = Sum if operation.op is None else operation.op, (operation.prescale_factor, operation.postscale_factor)
-    return _native.problem_for_nccl(_native.KINDS[operation.kind], op, list(dtypes), *factors)
+    kind, codec = _native.KINDS[operation.kind], text_of(operation.codec)
+    return _native.problem_for_nccl(kind, op, list(dtypes), *factors, codec)
 
 
 def problem() -> str:

@@ -17,8 +17,10 @@ import horovodish.torch as hvd
 from horovodish.collectives import devices
 from horovodish.collectives.submission import Handle
 from horovodish.collectives.transfers import receive, send
+from horovodish.gradients.options import GradientOptions
 from horovodish.torch import cuda
 from horovodish.torch.adapter import TENSORS
+from horovodish.torch.gradients.slot import Slot
 from support.model import FLOATS, INTEGERS, OPS, adasum, difference, reduced, values
 from support.pretended_gpu import Stream
 from support.tensors import array_of, tensor_of
@@ -306,7 +308,7 @@ def side_streams(place: Place) -> None:
         np.testing.assert_array_equal(place.get(tensor), np.full(100_000, sum(step + r for r in range(hvd.size()))))
 
 
-def training(place: Place) -> None:
+def training(place: Place, **options: Any) -> None:
     """N ranks with batches of B train to the weights of one process with batches of N x B."""
     rank, size = hvd.rank(), hvd.size()
     torch.manual_seed(1)
@@ -316,7 +318,7 @@ def training(place: Place) -> None:
     place.module(model)
     reference = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **options)
     for step in range(10):
         batches = [values("float64", (4, 6), r + step * size) for r in range(size)]
         reference.zero_grad()
@@ -328,6 +330,16 @@ def training(place: Place) -> None:
         optimizer.step()
     for expected, parameter in zip(alone.parameters(), model.parameters(), strict=True):
         np.testing.assert_allclose(place.get(parameter.detach()), expected.detach().numpy(), rtol=1e-9, atol=1e-12)
+
+
+def where_codecs_are_made(place: Place) -> None:
+    def is_on_gpu(compression: Any) -> bool:
+        parameter = place.put(np.ones((300, 300), np.float32)).requires_grad_()
+        slot = Slot("weight", parameter, GradientOptions.checked(compression=compression))
+        return slot.device != devices.HOST
+
+    assert is_on_gpu(hvd.Compression.auto)
+    assert not is_on_gpu(hvd.Compression.int8)
 
 
 def what_is_refused(place: Place) -> None:

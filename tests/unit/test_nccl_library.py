@@ -6,10 +6,14 @@ import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from horovodish import _native
+from horovodish.collectives import devices
+from horovodish.collectives.operation import Codec, Operation
+from horovodish.collectives.reduce_ops import Adasum, Average, Max, Product, ReduceOp, Sum
 from horovodish.launcher.report.check import nccl_hints
 from horovodish.runtime import nccl_library
 from support.pretended_gpu import library, variables
@@ -84,15 +88,20 @@ def test_the_advice_of_check() -> None:
 
 
 def test_what_nccl_cannot_do() -> None:
-    def problem(op: str, dtype: str, prescale: float = 1.0, postscale: float = 1.0, kind: str = "allreduce") -> str:
-        dtypes = [_native.DTYPES["float32"], _native.DTYPES[dtype]]
-        return _native.problem_for_nccl(_native.KINDS[kind], _native.REDUCE_OPS[op], dtypes, prescale, postscale)
+    def problem(op: ReduceOp, dtype: str, prescale: float = 1.0, postscale: float = 1.0, **options: Any) -> str:
+        factors = {"prescale_factor": prescale, "postscale_factor": postscale}
+        operation = Operation(**{"kind": "allreduce", "name": "x", "op": op, **factors, **options})
+        return devices.problem_for_nccl(operation, [_native.DTYPES["float32"], _native.DTYPES[dtype]])
 
-    assert problem("sum", "bfloat16") == problem("average", "float16") == problem("product", "int64") == ""
-    assert problem("sum", "float32", 0.5, 3.0) == problem("average", "float64", 1e-30) == ""
-    assert problem("sum", "bool", kind="allgather") == ""
-    assert problem("sum", "int16") == "NCCL does not reduce int16"
-    assert problem("adasum", "float32") == "NCCL has no Adasum"
-    assert problem("average", "int32") == "NCCL's average of integers counts joined ranks"
-    assert problem("max", "float32", 2.0) == "NCCL scales sums of floating-point numbers only"
-    assert problem("sum", "float16", 1e-6).endswith("loses digits of this factor")
+    assert problem(Sum, "bfloat16") == problem(Average, "float16") == problem(Product, "int64") == ""
+    assert problem(Sum, "float32", 0.5, 3.0) == problem(Average, "float64", 1e-30) == ""
+    assert problem(Sum, "bool", kind="allgather") == ""
+    assert problem(Sum, "int16") == "NCCL does not reduce int16"
+    assert problem(Adasum, "float32") == "NCCL has no Adasum"
+    assert problem(Average, "int32") == "NCCL's average of integers counts joined ranks"
+    assert problem(Max, "float32", 2.0) == "NCCL scales sums of floating-point numbers only"
+    assert problem(Sum, "float16", 1e-6).endswith("loses digits of this factor")
+    for kind in _native.CODECS.keys() - {"none"}:
+        codec = Codec(_native.CODECS[kind], 0.5, True, 0)
+        assert problem(Sum, "float32", codec=codec) == ("" if kind == "auto" else "codes are made in host memory")
+        assert problem(Sum, "float32", codec=codec._replace(encodes=False)) == ""

@@ -99,12 +99,14 @@ NB_MODULE(_native, module) {
   module.def("open_device", [](int ordinal) { static_cast<void>(Device::get(ordinal)); }, nb::arg("ordinal"));
   module.def(
       "problem_for_nccl",
-      [](int kind, int op, const std::vector<int>& dtypes, double prescale, double postscale) {
+      [](int kind, int op, const std::vector<int>& dtypes, double prescale, double postscale,
+         const std::string& codec) {
         std::vector<DType> given;
         for (const int dtype : dtypes) given.push_back(static_cast<DType>(dtype));
-        return problem_for_nccl(static_cast<Kind>(kind), static_cast<ReduceOp>(op), given, prescale, postscale);
+        return problem_for_nccl(static_cast<Kind>(kind), static_cast<ReduceOp>(op), given, prescale, postscale,
+                                compression_of(codec).kind);
       },
-      nb::arg("kind"), nb::arg("op"), nb::arg("dtypes"), nb::arg("prescale"), nb::arg("postscale"));
+      nb::arg("kind"), nb::arg("op"), nb::arg("dtypes"), nb::arg("prescale"), nb::arg("postscale"), nb::arg("codec"));
 
   module.def("record_no_waits", &record_no_waits);
   module.def("add_background_thread", &add_background_thread, nb::arg("thread"));

@@ -175,6 +175,7 @@ def one_that_fails_among_others(gpu: Any) -> None:
 def what_goes_through_the_host() -> None:
     import jax
 
+    import horovodish.jax as hvd_jax
     from horovodish.collectives.operation import Operation
     from horovodish.jax import cuda
     from horovodish.jax.primitive import Traced
@@ -187,6 +188,11 @@ def what_goes_through_the_host() -> None:
     assert problem("allreduce", "int16") == "x: NCCL does not reduce int16"
     assert problem("allreduce", "float32", op=hvd.Adasum) == "x: NCCL has no Adasum"
     assert problem("allgather", "float8_e5m2") == "x: no arrays of float8_e5m2"
+    encoded = [codec.of("x", (300, 300)) for codec in (hvd_jax.Compression.auto, hvd_jax.Compression.int8)]
+    assert [problem("allreduce", "float32", codec=codec) for codec in encoded] == [
+        "",
+        "x: codes are made in host memory",
+    ]
     assert problem("barrier", "int32") == "a barrier is one of the hosts"
 
 

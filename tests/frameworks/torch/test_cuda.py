@@ -14,7 +14,15 @@ from support.gpu import needs_gpu
 from support.pretended_gpu import variables
 from support.processes import all_pids, meet, wait_until_ended
 from support.ranks import run_ranks, run_ranks_to_their_ends
-from support.torch_on_gpu import Place, every_collective, gradients, side_streams, training, what_is_refused
+from support.torch_on_gpu import (
+    Place,
+    every_collective,
+    gradients,
+    side_streams,
+    training,
+    what_is_refused,
+    where_codecs_are_made,
+)
 
 SHARED = {"HOROVODISH_TEST_SHARED_GPU": "1"}
 KNOWN_WITHIN_SECONDS = 10.0
@@ -23,6 +31,7 @@ KNOWN_WITHIN_SECONDS = 10.0
 def all_checks(real: bool) -> None:
     import torch
 
+    import horovodish.torch as hvd_torch
     from horovodish.torch.gradients import GRADIENTS
 
     hvd.init()
@@ -31,6 +40,8 @@ def all_checks(real: bool) -> None:
         gradients(place)
         side_streams(place)
         training(place)
+        training(place, compression=hvd_torch.Compression.auto(where=lambda name, shape: True))
+        where_codecs_are_made(place)
         what_is_refused(place)
         on_host = torch.ones(1)
         assert GRADIENTS.on_gpu([on_host, place.put(np.ones(1))])  # so that Keras has a GPU's buckets

@@ -21,7 +21,9 @@ constexpr double kSmallestHalf = 0x1p-14, kLargestHalf = 65504;
 }  // namespace
 
 std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& dtypes, double prescale,
-                             double postscale) {
+                             double postscale, CodecKind codec) {
+  // Links between GPUs are not measured, so automatic means no codec here.
+  if (codec != CodecKind::none && codec != CodecKind::automatic) return "codes are made in host memory";
   if (kind == Kind::send || kind == Kind::receive) return "sends travel through host memory";
   if (kind != Kind::allreduce && kind != Kind::reducescatter) return {};  // bytes are moved
   if (op == ReduceOp::adasum) return "NCCL has no Adasum";
@@ -41,10 +43,8 @@ std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& d
 }
 
 std::string problem_for_nccl(const Request& request) {
-  const CodecKind kind = request.compression.kind;
-  // Links between GPUs are not measured, so automatic means no codec here.
-  if (kind != CodecKind::none && kind != CodecKind::automatic) return "codes are made in host memory";
-  return problem_for_nccl(request.kind, request.op, dtypes_of(request), request.prescale, request.postscale);
+  return problem_for_nccl(request.kind, request.op, dtypes_of(request), request.prescale, request.postscale,
+                          request.compression.kind);
 }
 
 bool is_scaled(const Request& request) {

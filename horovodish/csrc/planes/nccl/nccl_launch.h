@@ -14,7 +14,7 @@ namespace horovodish {
 
 // Why NCCL cannot carry out a request; empty if it can. The same on all ranks whose requests are the same.
 std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& dtypes, double prescale,
-                             double postscale);
+                             double postscale, CodecKind codec);
 std::string problem_for_nccl(const Request& request);
 // Whether a request multiplies its values.
 bool is_scaled(const Request& request);
