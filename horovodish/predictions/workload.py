@@ -215,7 +215,7 @@ def _steps(path: Path, its: dict[str, Any]) -> float:
     if not given:
         return 0.0
     if lacks := sorted({"samples", "batch"} - given):
-        raise QuantityError(f"{path} lacks {' and '.join(lacks)}: the time to train needs samples, batch and epochs")
+        raise QuantityError(f"{path} lacks {' and '.join(lacks)}: the time to train needs samples and batch")
     if none := sorted(each for each in given if its[each] == 0):
         raise QuantityError(f"{path}: {' and '.join(none)} must be more than 0")
     return float(its["samples"] * its.get("epochs", 1.0) / its["batch"])

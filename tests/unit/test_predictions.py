@@ -263,7 +263,11 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> 
             "parameters: 1 M\nflops: 1 T",
             "flops needs the GPU in the file of --cluster, such as gpu: a100",
         ),
-        ("model.yaml", "parameters: 1 M\nstep: 1 s\nepochs: 2", "lacks batch and samples: the time to train needs"),
+        (
+            "model.yaml",
+            "parameters: 1 M\nstep: 1 s\nepochs: 2",
+            "lacks batch and samples: the time to train needs samples and batch",
+        ),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nsamples: 2\nbatch: 0", "batch must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nsamples: 0\nbatch: 2", "samples must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nflops: 1 T", "leave one out"),
