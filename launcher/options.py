@@ -200,7 +200,8 @@ class LaunchOptions:
     )
     elastic_timeout: int = _elastic(
         "--elastic-timeout",
-        "how long to wait for hosts, or for a busy rank, before the job ends (default: %(default)s)",
+        "how long to wait for hosts before the job ends, or for a busy rank before it counts as lost "
+        "(default: %(default)s)",
         "SECONDS",
         count,
         default=600,

@@ -8,7 +8,7 @@ from horovodish.launcher.hosts.allocation import THIS_HOST, Allocation, Host
 from horovodish.launcher.options import LaunchOptions
 
 FIRST_COOLDOWN_SECONDS, LONGEST_COOLDOWN_SECONDS = 5.0, 300.0
-"""How long a slot stays unused after its second lost rank. Each further time it is twice as long."""
+"""How long a slot stays unused after its host's second loss. Each further time it is twice as long."""
 REMEMBERED_SECONDS = 3600.0
 """For how long a loss counts."""
 TOGETHER_SECONDS = 2.0
