@@ -36,7 +36,8 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     see this rank's gradients; transformations after it see the updates of `tx`. To clip reduced gradients, wrap the
     chain: `DistributedOptimizer(optax.chain(optax.clip_by_global_norm(1.0), tx))`.
 
-    - The state is the state of `tx`, so it can come from a checkpoint of a run without horovodish.
+    - The state is the state of `tx`, so it can come from a checkpoint of a run without horovodish. Options for which
+      this is not so say below what the state is.
     - In a job of one rank, and on a rank outside `process_set`, nothing is reduced.
     - With `backward_passes_per_step=n` a rank adds up the gradients of n calls. The n-th call reduces the sum, which is
       not divided by n. The other calls return updates of zero. The state then also has the sum, in float32 if
@@ -45,6 +46,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
     - `tx` gets the other arguments of `update` unchanged, and all ranks must decide alike. A transformation that uses a
       loss, such as `optax.contrib.reduce_on_plateau`, needs the reduced loss. Put a transformation that looks at
       gradients, such as `optax.apply_if_finite`, inside.
+    - With `compression=Compression.powersgd(rank)` the state also has this rank's errors, and the factors.
     - With `op=Adasum` every rank takes its own step with its own gradients, and the updates of `tx` are combined. Each
       rank then has its own state of `tx`. Use the learning rate for one rank.
     - With `shard=` each rank has a part of the elements of every parameter. It gets the reduced gradients of its part

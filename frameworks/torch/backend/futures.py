@@ -2,8 +2,9 @@
 
 PyTorch runs a callback in the thread that completes the future, or in the one that adds the callback if the future is
 complete already. That is chance, so a collective within a callback would come at another place in the order of calls
-on each rank. Here one thread of a group runs all callbacks, in the order that they were added. Collectives that a
-callback calls are counted separately from the script's, and collectives in a callback of that callback once more.
+on each rank. Here one thread of a group runs all callbacks of the script, in the order that they were added. A second
+thread runs the callbacks that those add, and so on. Collectives that a callback calls are counted separately from the
+script's, and collectives in a callback of that callback once more.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Future(TorchFuture[Any]):
         return super().wait()
 
     def then(self, callback: Callable[[TorchFuture[Any]], Any]) -> Future:
-        """A future of what the callback gives. The callback runs in the group's thread, after those added before."""
+        """A future of what the callback gives. It runs in the thread of this depth, after those added there before."""
 
         def make() -> Any:
             self.complete()
