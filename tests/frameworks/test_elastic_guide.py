@@ -13,6 +13,7 @@ import pytest
 
 from support.documents import recipes
 from support.elastic import Scene, run_elastic
+from support.on_ranks import on_ranks
 
 INPUTS = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
 LABELS = INPUTS[:, :3].argmax(1)
@@ -120,3 +121,25 @@ def test_the_code(follow: Callable[[Scene], None], section: str, tmp_path: Path)
     errors = re.findall(r"^epoch (\d+): (\d+) errors$", ended.said, re.MULTILINE)
     assert [int(epoch) for epoch, _ in errors] == (list(range(10)) if section == EVALUATION else []), ended.said
     assert errors == [] or int(errors[-1][1]) <= int(errors[0][1]) <= len(INPUTS), ended.said
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("section", ["Elastic training", EVALUATION])
+def test_ranks_are_equal_where_one_has_a_batch_more(section: str) -> None:
+    import torch
+
+    import horovodish.torch as hvd
+
+    whole = recipes("docs/elastic.md", "PyTorch")["Elastic training"]
+    code = whole.partition("state = hvd.elastic.TorchState(model, optimizer, step=0)")[0]
+    if section == EVALUATION:
+        code = whole.partition("@hvd.elastic.run")[0] + recipes("docs/elastic.md", "PyTorch")[EVALUATION]
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(65, 4, generator=generator)  # in batches of 32: two on rank 0, and one on rank 1
+    labels = inputs[:, :3].argmax(1)
+    model = torch.nn.Linear(4, 3)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    names = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)}
+    names |= {"torch": torch, "dataset": torch.utils.data.TensorDataset(inputs, labels)}
+    exec(code, {"loss_of": torch.nn.functional.cross_entropy, "test_inputs": inputs, "test_labels": labels, **names})
+    hvd.check_consistency(model)
