@@ -110,6 +110,9 @@ def exchange(states: Sequence[_State], note: Any = None, *, in_recovery: bool = 
         MismatchError: the ranks bring different states.
         See `State.sync()`.
     """
+    if len(states) > 1:
+        for state in states:  # states may have a model in common: what one takes in, another one's held commit loses
+            state._copy_held()
     offers = {state._number: _offer_of(state) for state in states}
     is_interrupted = any(state._is_interrupted for state in states)
     told: list[_Told] = allgather_object(
@@ -129,7 +132,9 @@ def exchange(states: Sequence[_State], note: Any = None, *, in_recovery: bool = 
             f"the ranks are at different states, numbered in the order that each rank has made them: {by_rank}. Make "
             "the same states in the same order on all ranks, and have all ranks go through the same blocks"
         )
-    for state in states:
+    # In the order of rank 0: the same on all ranks, so that no rank takes part with one state in what is another's.
+    of_first = [*told[0].offers]
+    for state in sorted((each for each in states if each._number in of_first), key=lambda s: of_first.index(s._number)):
         of_all = [each.offers.get(state._number) for each in told]
         theirs = [offer for offer in of_all if offer is not None]
         state._is_synced = False

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -52,6 +53,8 @@ class _Loop:
 
     Attributes:
         states: the state of the last block, and the state of the block before it: other ranks may still be there.
+        entered: all states that had a block.
+        turns: how often a block of another state than that of the block before has begun.
         have_begun_again: whether the ranks have changed since the beginning of the job.
         commits: how many this rank had made when the ranks last began again without a cause; None if they never did.
         deferred: a problem at the end of a block. The next block recovers from it.
@@ -60,6 +63,8 @@ class _Loop:
 
     def __init__(self) -> None:
         self.states: list[State] = []
+        self.entered: weakref.WeakSet[State] = weakref.WeakSet()
+        self.turns = 0
         self.have_begun_again = membership.start() > 0
         self.commits: int | None = None
         self.deferred: Exception | None = None
@@ -87,6 +92,9 @@ class _Loop:
         membership.follow()
         before = self.states[-1] if self.states else state
         self.states = [*[each for each in self.states if each is not state][-1:], state]
+        self.entered.add(state)
+        self.turns += before is not state
+        state._turn = max(state._turn, self.turns)
         while True:
             try:
                 if self.deferred:
@@ -101,6 +109,7 @@ class _Loop:
                 if not state.is_synced:
                     self._check_parts(state)
                     outcome = exchange([state])
+                    self._keep_newer(state, before)
                     if self.have_begun_again:
                         state.on_reset()
                     _tell(outcome)
@@ -183,6 +192,19 @@ class _Loop:
                 if another is problem or (isinstance(another, StallError) and isinstance(problem, StallError)):
                     raise
                 problem = another
+
+    def _keep_newer(self, state: State, before: State) -> None:
+        """See that a state that comes from earlier processes leaves a model in common as a state that is newer has it.
+
+        A script that takes turns with its states comes again to one that had its last block before another's.
+        """
+        others = [each for each in self.entered if each is not state and each.is_synced]
+        newer = [each for each in others if each._turn >= state._turn]
+        if newer:
+            for each in sorted(newer, key=lambda each: (each._turn, each is before, each._number)):
+                each.restore()
+            state._turn = max(self.turns, *(each._turn for each in newer))
+            state._commit(copies=True)
 
     def _check_parts(self, state: State) -> None:
         """Have new processes begin again if parts of a state that was never copied are gone."""

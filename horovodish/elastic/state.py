@@ -75,6 +75,7 @@ class State:
         self._held: list[snapshots.Held] = []  # the newest first
         self._claimed: tuple[Position, dict[str, Any]] = UNSYNCED, {}
         self._is_interrupted = False  # by new hosts
+        self._turn = 0  # how often the script had gone over to another state when the last block of this one began
         self._skipped = 0  # commits in a row that were within a window
         self._holding = _Budget()
         self._together = Schedule()  # where each rank has a part; the same on all ranks
@@ -251,6 +252,11 @@ class State:
     def _live(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
+    @property
+    def _saved(self) -> dict[str, Any]:
+        """What a commit holds."""
+        return {**self._live, "_turn": self._turn}
+
     def _objects(self, kind: type) -> list[Any]:
         """The objects of a class that stay the same, wherever they are in the state."""
         return [each for each in snapshots.objects_in(self, self._live) if isinstance(each, kind)]
@@ -302,11 +308,11 @@ class State:
             self._write(position, waits=waits)
 
     def _write(self, position: Position, *, waits: bool) -> None:
-        self._copies.write(position, lambda: snapshots.pickled(self, self._live), waits=waits)
+        self._copies.write(position, lambda: snapshots.pickled(self, self._saved), waits=waits)
 
     def _hold(self, position: Position) -> None:
         """Remember where the live state lies."""
-        self._held.insert(0, snapshots.Held(self, position, self._live))
+        self._held.insert(0, snapshots.Held(self, position, self._saved))
 
     def _held_commit(self) -> snapshots.Held | None:
         """The newest commit that can still be made out of the tensors that it has left where they were."""
@@ -336,13 +342,13 @@ class State:
         """Go back to the commit that is held."""
         held = self._held_commit()
         assert held is not None
-        self._become(held.given_back(self._live))
+        self._become(held.given_back(self._saved))
         self._held = []
         self._hold(held.position)
 
     def _load(self, position: Position) -> None:
         """Go back to a commit that has a copy."""
-        self._become(snapshots.given_back(self, self._live, *self._copies.load(position)))
+        self._become(snapshots.given_back(self, self._saved, *self._copies.load(position)))
         self._held = []
 
     def _become(self, attributes: dict[str, Any]) -> None:
