@@ -9,6 +9,7 @@ because it starts new ones. It writes lines to a file in the folder of the run:
     stay             they are not there any more: do not leave because of them
     world R,R,...    go on with these ranks of the job
     end              leave the state in memory and end
+    alone            fail: the scripts of other ranks have ended, and new processes would come to the same
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ def regroup(keep: Callable[[], None], *, anew: bool = False) -> None:
         anew: new processes must go on.
 
     Raises:
-        LaunchError: no launcher can say who is left, and MPI does not know it.
+        LaunchError: no launcher can say who is left, and MPI does not know it. Or the scripts of others have ended
+            twice, so that too few ranks are left.
         SystemExit: new processes go on.
     """
     told = part(_Told)
@@ -139,6 +141,11 @@ def regroup(keep: Callable[[], None], *, anew: bool = False) -> None:
         elif word == "formed":
             told.worlds += 1
             return
+        elif word == "alone":
+            raise LaunchError(
+                "too few ranks are left for --min-np, because the scripts of the others have ended. New processes have "
+                "come to the same. Remedy: let all ranks take equally many steps, or call hvd.join() on all of them"
+            )
         elif word == "end":
             keep()
             gc.freeze()  # to look for cycles at the end takes nearly a second of a core, which new processes need

@@ -91,6 +91,9 @@ class Members:
         self._makes_room = False  # likewise: new processes go on, more of them
         self._begin_anew = False  # likewise: new processes go on
         self._begins_again = False  # those before were stranded
+        self._lack_finished = False  # too few are left, because the scripts of others have ended
+        self._lacked_finished = False  # likewise, those before
+        self._is_refused = False  # the ranks were told that they cannot go on
         self._had_begun = False  # ranks of an earlier start: their script came to init()
         self._least = least
         self._in_same_processes = in_same_processes
@@ -169,6 +172,7 @@ class Members:
         self.disturbed_at, self.worlds = earlier.disturbed_at, earlier.worlds
         self._had_begun = earlier.has_begun or earlier._had_begun
         self._begins_again = bool(earlier.stranded)
+        self._lacked_finished = earlier._lack_finished
 
     def release(self) -> None:
         """Lets ranks go on that were held."""
@@ -372,6 +376,12 @@ class Members:
             cannot = "go on without a lost rank" if self.last_loss else "begin again in the same processes"
             self.end(now, f"MPI cannot {cannot}")
         elif len(stay) < self._least:
+            self._lack_finished = bool(self._done) and not (self.last_loss or self._leaving)
+            if self._lack_finished and self._lacked_finished:  # new processes would end like this each time
+                if not self._is_refused:
+                    self._is_refused = True
+                    self._orders.news += [(rank, "alone") for rank in sorted(stay)]
+                return
             self.end(now, f"{counted(len(stay), 'rank')} left, and --min-np is {self._least}")
         else:
             self.phase, self._since = FORMING, now

@@ -132,6 +132,26 @@ def test_new_processes_where_these_cannot_go_on(least: int, in_same_processes: b
     assert not made.take_orders(10.2).ends
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_new_processes_that_come_to_the_same_as_those_before(is_lost: bool) -> None:
+    """The scripts of two ranks end early each time; where a rank was lost, new processes may come further."""
+    earlier, again = members(), members()
+    for made in (earlier, again):
+        for rank in (0, 1):
+            made.is_done(rank, 10.0)
+            made.finish(rank)
+        if is_lost:
+            made.lose(2, "b", "was killed", 10.0)
+        else:
+            made.remove(2)
+        leave(made, [3], 10.0)
+        ends = made is earlier or is_lost
+        assert (3, "end" if ends else "alone") in made.take_orders(10.1).news
+        assert made.phase == (ENDING if ends else GATHERING)
+        again.follow(earlier)
+    assert is_lost or again.take_orders(10.2) == Orders(), "it was told once"
+
+
 def test_a_loss_while_the_others_begin_again() -> None:
     made = members()
     made.lose(0, "b", "was killed", 10.0)

@@ -87,3 +87,25 @@ def test_a_loss_outside_of_a_block_comes_with_the_remedy(hears: bool, error: str
     assert "terminate called" not in ended.said, "the thread that hears of the loss is within native code at the end"
     assert "go on without a lost rank: call collectives inside of them" in ended.said
     assert f"horovodish: rank 1 on {HOST} was killed by signal 9 (SIGKILL)" in "\n".join(ended.said.splitlines()[-2:])
+
+
+def end_early(scene: Scene) -> None:
+    """Process 0 has fewer steps than the other one, each time."""
+
+    @hvd.elastic.run
+    def train(state: ObjectState) -> None:
+        while state.step < (2 if scene.me == 0 else 4):
+            hvd.allreduce(np.ones(3), name="gradient")
+            state.step += 1
+            state.commit()
+
+    train(ObjectState(step=0))
+
+
+def test_a_script_that_ends_early_each_time_does_not_begin_again_for_ever(tmp_path: Path) -> None:
+    ended = run_elastic(end_early, tmp_path, 2, flags=["--min-np", "2"])
+    assert ended.status == 1, ended.said
+    assert ended.said.count("starting new processes on 2 slots") == 1, ended.said
+    assert (
+        "LaunchError: too few ranks are left for --min-np, because the scripts of the others have ended" in ended.said
+    )
