@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import gc
 import itertools
 import sys
 import threading
@@ -77,6 +78,9 @@ class Optimizer(Protocol):
 
     def take_name(self) -> None:
         """Number the optimizer within its process set, if it has no number on this engine yet."""
+
+    def must_begin(self) -> bool:
+        """Whether `begin()` makes steps."""
 
     def begin(self) -> None:
         """Make the steps, if there are none on this engine yet. Does not block."""
@@ -499,13 +503,19 @@ def follow(optimizer: Optimizer) -> None:
 
 
 def take_names() -> None:
-    """Number all optimizers in the order of their creation: ranks may begin their steps in a different order."""
+    """Number all optimizers in the order of their creation: ranks may begin their steps in a different order.
+
+    Ranks free optimizers that nothing refers to any more at different times, so they do it here.
+    """
+    gc.collect()
     for optimizer in list(part(_Running).optimizers.values()):
         optimizer.take_name()
 
 
 @contextlib.contextmanager
 def _paused() -> Iterator[None]:
+    if any(optimizer.must_begin() for optimizer in part(_Running).optimizers.values()):
+        gc.collect()  # as in `take_names`
     for optimizer in list(part(_Running).optimizers.values()):
         optimizer.begin()
     running = list(part(_Running).steps)

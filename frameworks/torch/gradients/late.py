@@ -118,6 +118,10 @@ class LateReducer:
         if self._meets():
             self._names.number()
 
+    def must_begin(self) -> bool:
+        """Whether this rank takes steps with others and has not begun."""
+        return self._meets() and (self._late is None or self._late.are_over())
+
     def begin(self) -> None:
         """Begin to take steps, if this rank takes any with others and has not begun. Does not block.
 
@@ -125,7 +129,7 @@ class LateReducer:
             RuntimeError: an exception has interrupted an earlier step.
         """
         self._check_whole()
-        if self._meets() and (self._late is None or self._late.are_over()):
+        if self.must_begin():
             self._begin()
 
     def is_alone(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ from horovodish.runtime import process
 from support.elastic import Scene, run_elastic
 from support.late_ranks import STEPS, late_at_random, steps_with
 from support.leaves import leaf, wrapped
+from support.on_ranks import on_ranks
 from support.processes import wait_until
 from support.ranks import RanksFailedError, run_ranks, run_ranks_to_their_ends
 from support.rounds import digits_model, gradients_of, values_of
@@ -277,3 +279,25 @@ def test_survivors_go_on(tmp_path: Path) -> None:
     steps = [result["steps"] for result in ended.results]
     if steps[0] == steps[1]:
         assert ended.results[0]["model"] == ended.results[1]["model"]
+
+
+@on_ranks(2)
+@pytest.mark.parametrize("first", ["step", "join"])
+def test_an_optimizer_that_was_dropped_takes_no_part_on_any_rank(first: str) -> None:
+    """One rank has freed it already. The other one has not, because it refers to itself."""
+    gc.disable()
+    try:
+        p = leaf()
+        dropped: Any = wrapped([p], wait_for=2)
+        dropped.itself = dropped
+        del dropped
+        if hvd.rank() == 1:
+            gc.collect()
+        optimizer: Any = wrapped([p], wait_for=2)
+        if first == "join":
+            hvd.join()
+        (p * 1.0).sum().backward()
+        optimizer.step()
+        hvd.join()
+    finally:
+        gc.enable()

@@ -78,7 +78,7 @@ def lose_hosts(scene: Scene, slots: str) -> None:
         scene.await_word("the hosts are known now", 2)
 
 
-def train_while_slots_change(scene: Scene, slots: str, changes: dict[int, int], until_size: int) -> Any:
+def train_while_slots_change(scene: Scene, slots: str, changes: list[tuple[int, int]], until_size: int) -> Any:
     """The number of slots changes after some steps of so many ranks. The last steps are of `until_size` ranks."""
     sizes: list[int] = []
     resets: list[int] = []
@@ -90,8 +90,9 @@ def train_while_slots_change(scene: Scene, slots: str, changes: dict[int, int], 
             state.step += 1
             state.after = state.after + 1 if hvd.size() == until_size else 0
             sizes.append(hvd.size())
-            if hvd.rank() == 0 and hvd.size() in changes and sizes.count(hvd.size()) == 5:
-                replace(Path(slots), f"localhost:{changes[hvd.size()]}\n")
+            for size, number in changes:
+                if hvd.rank() == 0 and hvd.size() == size and sizes.count(size) == 5:
+                    replace(Path(slots), f"localhost:{number}\n")
             state.sizes = sorted({*state.sizes, hvd.size()})
             time.sleep(0.02)  # a step takes a while
             state.commit()
@@ -113,7 +114,7 @@ def test_a_job_grows_and_shrinks(tmp_path: Path) -> None:
     slots = tmp_path / "slots"
     slots.write_text("localhost:2\n")
     flags = [*hosts_of(slots), "--min-np", "1", "--max-np", "3"]
-    ended = run_elastic(train_while_slots_change, tmp_path, None, str(slots), {2: 5, 3: 1}, 1, flags=flags)
+    ended = run_elastic(train_while_slots_change, tmp_path, None, str(slots), [(2, 5), (3, 1)], 1, flags=flags)
     assert ended.status == 0, ended.said
     assert "starting new processes on 3 slots, while 2 train" in ended.said, "no more than --max-np"
     assert "there are fewer slots on localhost: 2 ranks will leave" in ended.said
