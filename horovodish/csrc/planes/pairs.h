@@ -1,10 +1,11 @@
 // Sends and receives of a process set. They pass between two ranks, without the negotiation and the other ranks.
 //
 // Everything from one rank to another travels in one order through their channel: a *frame* that describes a *message*,
-// then the bytes of the message; of a small message, both in one piece. A message goes straight into the tensor of the first receive that names its sender and
-// its tag. A small message is sent before there is such a receive, because the channel holds it. A larger message waits
-// for its receive, and later messages wait behind it. If its receiver waits for another message of this sender, that
-// message may be behind it. So the receiver *keeps* the larger message in memory until its receive comes:
+// then the bytes of the message. A small message and its frame are written in one piece. A message goes straight into
+// the tensor of the first receive that names its sender and its tag. A small message is sent before there is such a
+// receive, because the channel holds it. A larger message waits for its receive, and later messages wait behind it. If
+// its receiver waits for another message of this sender, that message may be behind it. So the receiver *keeps* the
+// larger message in memory until its receive comes:
 //
 //     rank 0 sends a with tag 1, b with tag 2        rank 1 receives with tag 2, and keeps a; then with tag 1
 //
