@@ -11,7 +11,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish.elastic import ObjectState, membership
-from support.elastic import COPIES_VARIABLE, Ended, Scene, run_elastic
+from support.elastic import COPIES_VARIABLE, Ended, Scene, Weight, run_elastic
 from support.midway import LargeReduction
 from support.processes import wait_until
 
@@ -396,19 +396,6 @@ def test_the_step_of_a_last_block_that_failed_is_repeated(tmp_path: Path) -> Non
     assert ended.status == 0, ended.said
     assert ended.fired == {"dies 2"}
     assert ended.results == [[3, 3]] * len(ended.results)
-
-
-class Weight:
-    """A model."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-    def state_dict(self) -> int:
-        return self.value
-
-    def load_state_dict(self, state: int) -> None:
-        self.value = state
 
 
 @pytest.mark.parametrize("copies", ["always", "never"])

@@ -10,7 +10,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish.elastic import ObjectState
-from support.elastic import COPIES_VARIABLE, Scene, run_elastic
+from support.elastic import COPIES_VARIABLE, Scene, Weight, run_elastic
 
 STEPS = 4
 
@@ -52,19 +52,6 @@ def test_a_model_that_another_state_has_too_goes_back_to_what_it_was(copies: str
     assert ended.fired == {"tunes 2"}
     assert ended.results == [[2.0 * STEPS]] * 2
     assert "in the same processes, from commit " in ended.said
-
-
-class Weight:
-    """Stays the same object, as models do."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-    def state_dict(self) -> int:
-        return self.value
-
-    def load_state_dict(self, state: int) -> None:
-        self.value = state
 
 
 def take_turns(scene: Scene, victim_state: int) -> list[int]:
