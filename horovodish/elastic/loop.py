@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
+from horovodish.collectives.functions import barrier
 from horovodish.elastic import membership
 from horovodish.elastic.exchange import Outcome, exchange
 from horovodish.elastic.state import OfAll, State
@@ -110,6 +111,7 @@ class _Loop:
                     self._check_parts(state)
                     outcome = exchange([state])
                     self._keep_newer(state, before)
+                    barrier()  # before a rank of this host copies other commits over those that are restored
                     if self.have_begun_again:
                         state.on_reset()
                     _tell(outcome)

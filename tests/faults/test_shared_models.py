@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import horovodish as hvd
 from horovodish.elastic import ObjectState
+from horovodish.elastic.loop import _Loop
 from support.elastic import COPIES_VARIABLE, Scene, Weight, run_elastic
 
 STEPS = 4
@@ -55,8 +57,18 @@ def test_a_model_that_another_state_has_too_goes_back_to_what_it_was(copies: str
 
 
 def take_turns(scene: Scene, victim_state: int) -> list[int]:
-    """Three states have a model in common. Process 2 dies in the second round. New processes go through all rounds."""
+    """Three states have a model in common. Process 2 dies in the second round. New processes go through all rounds.
+
+    The others could make further commits while process 0 goes back to one.
+    """
     weight = Weight()
+    keep_newer = _Loop._keep_newer
+
+    def keep_slowly(*arguments: Any) -> None:
+        time.sleep(0.5 * (scene.me == 0))
+        keep_newer(*arguments)
+
+    _Loop._keep_newer = keep_slowly  # type: ignore[method-assign]
     states = [ObjectState(model=weight, round=0) for _ in range(3)]
 
     def train(state: ObjectState, until: int) -> None:
