@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import sys
 import warnings
 import weakref
@@ -111,7 +112,6 @@ class _Loop:
                     self._check_parts(state)
                     outcome = exchange([state])
                     self._keep_newer(state, before)
-                    barrier()  # before a rank of this host copies other commits over those that are restored
                     if self.have_begun_again:
                         state.on_reset()
                     _tell(outcome)
@@ -200,6 +200,8 @@ class _Loop:
 
         A script that takes turns with its states comes again to one that had its last block before another's.
         """
+        if len(self.entered) > 1:
+            gc.collect()  # ranks free states that nothing refers to any more at different times
         others = [each for each in self.entered if each is not state and each.is_synced]
         newer = [each for each in others if each._turn >= state._turn]
         if newer:
@@ -207,6 +209,7 @@ class _Loop:
                 each.restore()
             state._turn = max(self.turns, *(each._turn for each in newer))
             state._commit(copies=True)
+            barrier()  # before a rank of this host copies other commits over those that were restored
 
     def _check_parts(self, state: State) -> None:
         """Have new processes begin again if parts of a state that was never copied are gone."""
