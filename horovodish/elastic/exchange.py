@@ -134,7 +134,9 @@ def exchange(states: Sequence[_State], note: Any = None, *, in_recovery: bool = 
         )
     # In the order of rank 0: the same on all ranks, so that no rank takes part with one state in what is another's.
     of_first = [*told[0].offers]
-    for state in sorted((each for each in states if each._number in of_first), key=lambda s: of_first.index(s._number)):
+    of_others = sorted(offers.keys() - told[0].offers.keys())  # they take no part
+    order = {number: place for place, number in enumerate([*of_first, *of_others])}
+    for state in sorted(states, key=lambda each: order[each._number]):
         of_all = [each.offers.get(state._number) for each in told]
         theirs = [offer for offer in of_all if offer is not None]
         state._is_synced = False

@@ -56,7 +56,7 @@ class _Loop:
     Attributes:
         states: the state of the last block, and the state of the block before it: other ranks may still be there.
         entered: all states that had a block.
-        turns: how often a block of another state than that of the block before has begun.
+        turns: how often a block has begun with another state than the block before it.
         have_begun_again: whether the ranks have changed since the beginning of the job.
         commits: how many this rank had made when the ranks last began again without a cause; None if they never did.
         deferred: a problem at the end of a block. The next block recovers from it.
