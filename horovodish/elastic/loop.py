@@ -39,14 +39,16 @@ class _Note(NamedTuple):
         is_told: whether the launcher has told it to leave.
         commits: how many it has made since the last recovery without a cause; None if there was none.
         at: the number of the state whose block it is in, or was about to begin.
-        left: a state whose last block is over on this rank, by its number, and the number of the commit at that end;
-            None if it is in no later block that has not begun.
+        is_begun: whether that state has a commit of all ranks.
+        left: the state that had the block before, by its number, and the number of the commit at the end of that block;
+            None if all blocks had one state.
     """
 
     ranks: int
     is_told: bool
     commits: int | None
     at: int
+    is_begun: bool
     left: tuple[int, int] | None
 
 
@@ -56,7 +58,6 @@ class _Loop:
     Attributes:
         states: the state of the last block, and the state of the block before it: other ranks may still be there.
         entered: all states that had a block.
-        turns: how often a block has begun with another state than the block before it.
         have_begun_again: whether the ranks have changed since the beginning of the job.
         commits: how many this rank had made when the ranks last began again without a cause; None if they never did.
         deferred: a problem at the end of a block. The next block recovers from it.
@@ -66,7 +67,6 @@ class _Loop:
     def __init__(self) -> None:
         self.states: list[State] = []
         self.entered: weakref.WeakSet[State] = weakref.WeakSet()
-        self.turns = 0
         self.have_begun_again = membership.start() > 0
         self.commits: int | None = None
         self.deferred: Exception | None = None
@@ -95,13 +95,12 @@ class _Loop:
         before = self.states[-1] if self.states else state
         self.states = [*[each for each in self.states if each is not state][-1:], state]
         self.entered.add(state)
-        self.turns += before is not state
-        state._turn = max(state._turn, self.turns)
         while True:
             try:
                 if self.deferred:
                     raise self.deferred
                 if before is not state:
+                    state._turn = 1 + max(before._turn, state._turn)
                     # A phase is over: no rank must go back into it. Both states may have a model in common.
                     for each in (before, state):
                         if each.is_synced:
@@ -111,7 +110,7 @@ class _Loop:
                 if not state.is_synced:
                     self._check_parts(state)
                     outcome = exchange([state])
-                    self._keep_newer(state, before)
+                    self._keep_newer(state)
                     if self.have_begun_again:
                         state.on_reset()
                     _tell(outcome)
@@ -170,12 +169,16 @@ class _Loop:
                 raise membership.cannot_regroup().with_traceback(problem.__traceback__) from None
             commits = None if self.commits is None else part(OfAll).commits - self.commits
             ranks = basics.size() if basics.has_engine() else 0
-            note = _Note(ranks, is_told, commits, self.states[-1]._number, self._left())
+            state = self.states[-1]
+            note = _Note(ranks, is_told, commits, state._number, state._position[0] >= 0, self._left())
             # In this order: regroup() tells the launcher that this rank has left the old world.
             basics.shutdown()
             membership.regroup(self._keep)
             self.have_begun_again = True
             try:
+                for state in self.entered:
+                    if state not in self.states:
+                        state._is_synced = False  # the ranks exchange it when its next block begins
                 for state in self.states:
                     state._let_go()
                 windows.restart()
@@ -183,6 +186,8 @@ class _Loop:
                 outcome = exchange(begun, note, in_recovery=True)
                 self._check_progress(outcome, problem)
                 self._check_places(outcome)
+                if self.states[-1].is_synced:
+                    self._keep_newer(self.states[-1])
                 for state in self.states:
                     if state.is_synced:
                         state.on_reset()
@@ -195,20 +200,22 @@ class _Loop:
                     raise
                 problem = another
 
-    def _keep_newer(self, state: State, before: State) -> None:
-        """See that a state that comes from earlier processes leaves a model in common as a state that is newer has it.
+    def _keep_newer(self, state: State) -> None:
+        """See that a state whose commit is older than another state leaves a model in common as the newer one has it.
 
         A script that takes turns with its states comes again to one that had its last block before another's.
         """
         if len(self.entered) > 1:
             gc.collect()  # ranks free states that nothing refers to any more at different times
         others = [each for each in self.entered if each is not state and each.is_synced]
-        newer = [each for each in others if each._turn >= state._turn]
+        newer = [each for each in others if each._turn > state._turn]
         if newer:
-            for each in sorted(newer, key=lambda each: (each._turn, each is before, each._number)):
+            for each in sorted(newer, key=lambda each: each._turn):
                 each.restore()
-            state._turn = max(self.turns, *(each._turn for each in newer))
+            state._turn = 1 + max(each._turn for each in newer)
             state._commit(copies=True)
+            if self.commits is not None:
+                self.commits += 1  # the script has not come further
             barrier()  # before a rank of this host copies other commits over those that were restored
 
     def _check_parts(self, state: State) -> None:
@@ -218,7 +225,7 @@ class _Loop:
 
     def _left(self) -> tuple[int, int] | None:
         """As `_Note.left`."""
-        if len(self.states) < 2 or self.states[-1]._position[0] >= 0:
+        if len(self.states) < 2:
             return None
         before = self.states[0]
         return before._number, before._position[2] + (before is self.uncommitted)
@@ -229,9 +236,9 @@ class _Loop:
         Likewise if a state is behind the end of its last block. Without a launcher the ranks go on if the later state
         has not begun: then none of them begins it before all of them do.
         """
-        left = [note.left for note in outcome.notes if note.left]
-        if _are_apart(outcome.notes) and (membership.is_elastic() or not left):
+        if _are_apart(outcome.notes) and (membership.is_elastic() or all(note.is_begun for note in outcome.notes)):
             self._begin_anew("while others were in blocks of different states")
+        left = [note.left for note in outcome.notes if note.left]
         now = {state._number: state._position[2] for state in self.states if state.is_synced}
         if any(now.get(number, commit) < commit for number, commit in left):
             self._begin_anew("between the blocks of two states, before all hosts had the first one's last commit")

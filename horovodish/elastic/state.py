@@ -75,7 +75,7 @@ class State:
         self._held: list[snapshots.Held] = []  # the newest first
         self._claimed: tuple[Position, dict[str, Any]] = UNSYNCED, {}
         self._is_interrupted = False  # by new hosts
-        self._turn = 0  # how often the script had gone over to another state when the last block of this one began
+        self._turn = 0  # of its last block: more than of each state that the script has come from
         self._skipped = 0  # commits in a row that were within a window
         self._holding = _Budget()
         self._together = Schedule()  # where each rank has a part; the same on all ranks

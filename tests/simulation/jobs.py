@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ LAYOUTS = [[[0, 1]], [[0, 1, 2]], [[0], [1]], [[0, 1], [2, 3]], [[0], [1], [2]],
 if HAS_TORCH:  # before a world is there, in which imports would not work
     from horovodish.torch.elastic import ElasticSampler, TorchState
 
+gc.freeze()  # the loop collects garbage, and modules are none
 SAMPLES = 13
 EXACT = Training("plain")
 EVENTS_OF_A_STEP = 20
@@ -68,15 +70,16 @@ class Job:
         least: with how many ranks it goes on.
         in_same_processes: whether MPI can go on without a lost rank.
         phases: how many states it trains, one after the other.
-        steps: how many it trains in a phase.
+        turns: how often it comes to each state. It trains a part of the steps each time.
+        steps: how many it trains of a state.
         every: it commits after this many steps.
         in_blocks: it trains in blocks of `attempt`, and not in a function for `run`.
         in_place: the state is written to, and not replaced.
-        is_shared: the phases have a model in common.
-        joins: each phase ends with more steps on some ranks than on others, and with `join()`.
+        is_shared: the states have a model in common.
+        joins: each turn ends with more steps on some ranks than on others, and with `join()`.
         has_samples: the state is PyTorch's, and a sampler deals an epoch out. It works in a function for `run` alone.
         has_team: it adds a process set whenever the ranks have changed.
-        saves: before its end a phase calls `save()`.
+        saves: before its end a turn calls `save()`.
         rests: when it has trained, it does something else for a while, such as saving a model.
         copy_seconds: what a copy takes.
         step_seconds: what a step takes.
@@ -92,6 +95,7 @@ class Job:
     least: int = 1
     in_same_processes: bool = True
     phases: int = 1
+    turns: int = 1
     steps: int = 8
     every: int = 1
     in_blocks: bool = False
@@ -126,6 +130,13 @@ class Job:
     @property
     def deals_samples(self) -> bool:
         return self.has_samples and not self.in_blocks and HAS_TORCH
+
+    @property
+    def ends(self) -> list[int]:
+        """After how many steps each turn of a state is over. An epoch and a round of local steps go through at once."""
+        at_once = self.deals_samples or (self.training is not None and self.training.way in SYNC)
+        turns = 1 if at_once else self.turns
+        return [self.steps * turn // turns for turn in range(1, turns + 1)]
 
 
 def job_of(seed: int) -> Job:
@@ -162,6 +173,8 @@ def job_of(seed: int) -> Job:
         has_samples=chance.random() < 0.2,
         training=training_of(chance, ELASTIC) if chance.random() < 0.3 and HAS_TORCH else None,
     )
+    if phases > 1:
+        job = replace(job, turns=random.Random(f"turns of {seed}").choice((1, 2, 3)))
     if len(hosts) > 1 and chance.random() < 0.05:
         sender, receiver = (chance.choice(host) for host in chance.sample(hosts, 2))
         drops = Fault(chance.randrange(EVENTS_OF_A_STEP * steps * phases * size), "drops", sender, receiver)
@@ -216,17 +229,26 @@ class Model:
 
     Attributes:
         total: of the values of all steps.
-        trail: the steps, each with its world.
+        steps: by the number of a state, how many of its steps are in it.
+        trails: by the number of a state, these steps, each with its world.
     """
 
     def __init__(self) -> None:
-        self.total, self.trail = np.zeros(3), 0
+        self.total = np.zeros(3)
+        self.steps: dict[int, int] = {}
+        self.trails: dict[int, int] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"total": self.total, "trail": self.trail}
+        return {"total": self.total, "steps": self.steps, "trails": self.trails}
 
     def load_state_dict(self, kept: dict[str, Any]) -> None:
-        self.total[:], self.trail = kept["total"], kept["trail"]
+        self.total[:], self.steps, self.trails = kept["total"], dict(kept["steps"]), dict(kept["trails"])
+
+    def add(self, number: int, step: int, world: int) -> None:
+        """The ranks have taken a step of a state."""
+        self.total += value_of(step)
+        self.steps[number] = step + 1
+        self.trails[number] = hash((self.trails.get(number, 0), step, world))
 
 
 class Script:
@@ -245,12 +267,21 @@ class Script:
         trained = [Trained(training, hvd.global_process_set) if training else None for _ in phases]
         states = [
             self._state(
-                each, step=0, first=np.zeros(3), second=np.zeros(3), model=model if self.job.is_shared else Model()
+                each,
+                step=0,
+                trail=0,
+                first=np.zeros(3),
+                second=np.zeros(3),
+                model=model if self.job.is_shared else Model(),
             )
             for each in trained
         ]
-        for number, state in enumerate(states):
-            _Phase(self, number, state, states[number - 1] if number else None, trained[number]).run()
+        made = [_Phase(self, number, states, trained[number]) for number in phases]
+        over = 0
+        for end in self.job.ends:
+            for phase in made:
+                phase.run(over, end)
+            over = end
         if self.job.rests:
             time.sleep(hvd.rank() % 2)
         return [_content(state) for state in states]
@@ -272,7 +303,7 @@ class _Team:
 
 
 def _content(state: Any) -> Content:
-    return Content(state.step, state.model.trail)
+    return Content(state.step, state.trail)
 
 
 class _Phase:
@@ -281,26 +312,28 @@ class _Phase:
     Args:
         script: of the rank.
         number: of the phase.
-        state: of the phase.
-        before: the state of the phase before.
+        states: of all phases.
         trained: its model, if it trains one.
     """
 
-    def __init__(self, script: Script, number: int, state: Any, before: Any, trained: Trained | None):
+    def __init__(self, script: Script, number: int, states: list[Any], trained: Trained | None):
         self.job, self.script, self.promises = script.job, script, script.promises
-        self.number, self.state, self.before = number, state, before
+        self.number, self.states, self.state = number, states, states[number]
+        self.over, self.end, self.has_begun = 0, 0, False  # of the turn
         self.samples: Iterator[int] | None = None
         self.trained, self.has_ended = trained, False
         self.taken = self.in_world = 0  # steps in a world, and in which one
 
-    def run(self) -> None:
+    def run(self, over: int, end: int) -> None:
+        """Train from the end of the turn before until the state has `end` steps."""
+        self.over, self.end, self.has_begun = over, end, False
         if self.job.in_blocks:
             done = False
             while not done:
                 content = None
                 with elastic.attempt(self.state):
                     self._begin()
-                    if self.state.step < self.job.steps:
+                    if self.state.step < self.end:
                         self._step()
                     else:
                         self._end()
@@ -311,14 +344,14 @@ class _Phase:
         else:
             elastic.run(self._train)(self.state)
             self.promises.has_committed(self.number, _content(self.state), copies=True)
-        if self.state.step != self.job.steps:
-            raise Wrong(f"a phase of {self.job.steps} steps is over, and its state is that of step {self.state.step}")
+        if not end <= self.state.step <= self.job.steps:
+            raise Wrong(f"{end} steps should be over, and the state has {self.state.step}")
         self._check()
 
     def _train(self, state: Any) -> None:
         self._begin()
         self.samples = iter(state.sampler) if self.job.deals_samples else None
-        while state.step < self.job.steps:
+        while state.step < self.end:
             self._step()
             if state.step % self.job.every == 0:
                 self._commit(state.commit)
@@ -331,11 +364,13 @@ class _Phase:
         """Wherever training begins again, the state comes from a commit."""
         self.has_ended = False
         self._check()
-        trail = self.before.model.trail if self.job.is_shared and self.before else 0
-        self.promises.begins(self.number, _content(self.state), Content(0, trail))
-        if self.before is not None and self.state.step == 0 and self.before.is_synced:
+        self.promises.begins(self.number, _content(self.state), Content(0, 0))
+        if len(self.states) > 1 and not self.has_begun:
             # When a block of another state begins, both states are copied.
-            self.promises.has_committed(self.number - 1, _content(self.before), copies=True)
+            before = (self.number - 1) % len(self.states)
+            if self.states[before].is_synced:
+                self.promises.has_committed(before, _content(self.states[before]), copies=True)
+        self.has_begun = True
 
     def _commit(self, commit: Callable[[], None], *, copies: bool = False) -> None:
         content = self._will_commit()
@@ -367,7 +402,7 @@ class _Phase:
         self.script.world.mark()
         if self.trained is not None:
             self.trained.end()
-            self.has_ended = True
+            self.has_ended = self.trained.training.way in SYNC
         if self.job.joins:
             for _ in range(hvd.rank() % 2):
                 hvd.allreduce(np.ones(2), op=hvd.Sum, name="more")
@@ -403,9 +438,8 @@ class _Phase:
             state.sampler.record_batch(0, 1)
         if self.trained is not None:
             self._train_model(self.trained)
-        state.model.total += value_of(state.step)
-        state.model.trail = hash((state.model.trail, state.step, script.world.acting().world))
-        state.step += 1
+        state.model.add(self.number, state.step, script.world.acting().world)
+        state.step, state.trail = state.step + 1, state.model.trails[self.number]
         self._check_trained()
         if job.step_seconds:
             time.sleep(job.step_seconds)
@@ -429,9 +463,8 @@ class _Phase:
         return its.team
 
     def _check(self) -> None:
-        """The state has a whole number of steps."""
-        state, right = self.state, total_of(self.state.step)
-        whole = right + self.number * total_of(self.job.steps) if self.job.is_shared else right
+        """The state has a whole number of steps, and its model has the same ones, besides those of other states."""
+        state, model, right = self.state, self.state.model, total_of(self.state.step)
         if self.job.deals_samples:
             done = state.sampler.state_dict()["done"]
             if not np.array_equal(np.sort(state.seen), np.arange(SAMPLES) >= SAMPLES - done):
@@ -439,11 +472,18 @@ class _Phase:
                     f"after {state.step} steps {done} samples are done, and they were seen so often: {state.seen}"
                 )
         self._check_trained()
-        for found, expected in ((state.first, right), (state.second, right), (state.model.total, whole)):
+        if (state.step, state.trail) != (model.steps.get(self.number, 0), model.trails.get(self.number, 0)):
+            raise Wrong(f"the model has {model.steps} steps, and state {self.number} has {state.step}, or others")
+        for other, its in enumerate(self.states):
+            found, least = its.model.steps.get(other, 0), self.end if other < self.number else self.over
+            if found < least and (self.job.is_shared or its.is_synced):
+                raise Wrong(f"state {other} had {least} steps, and its model has {found} of them")
+        whole = sum(map(total_of, model.steps.values()), np.zeros(3))
+        for found, expected in ((state.first, right), (state.second, right), (model.total, whole)):
             if not np.array_equal(found, expected):
                 raise Wrong(
-                    f"after {state.step} steps of phase {self.number} the state is {state.first}, {state.second} and "
-                    f"{state.model.total}, not {right} and {whole}"
+                    f"after {state.step} steps of state {self.number} it is {state.first}, {state.second} and "
+                    f"{model.total}, not {right} and {whole}"
                 )
 
     def _check_trained(self) -> None:
@@ -506,6 +546,7 @@ _PARTS = (
         "in_blocks",
         "in_place",
         "is_shared",
+        "turns",
         "joins",
         "has_samples",
         "has_team",

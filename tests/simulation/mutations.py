@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from simulation.trainings import Training
 
-SEEDS = 1500
+SEEDS = 2500
 """How many jobs `make simulate` may need to find a mutation. It runs them within a minute."""
 
 
@@ -205,6 +205,26 @@ OF_KEPT = [
         *("ranks in blocks of different states go on", LOOP, "_Loop._check_places"),
         "_are_apart(outcome.notes)",
         "False",
+    ),
+    Mutation(
+        *("a recovery keeps the model of an older state", LOOP, "_Loop.recover"),
+        "if self.states[-1].is_synced:",
+        "if False:",
+    ),
+    Mutation(
+        *("a state that a script comes back to has left none behind", LOOP, "_Loop._left"),
+        "len(self.states) < 2",
+        "len(self.states) < 2 or self.states[-1]._position[0] >= 0",
+    ),
+    Mutation(
+        *("parts of a third state stay as they were", LOOP, "_Loop.recover"),
+        "if state not in self.states:",
+        "if False:",
+    ),
+    Mutation(
+        *("a state counts its own blocks alone", LOOP, "_Loop.enter"),
+        "1 + max(before._turn, state._turn)",
+        "1 + state._turn",
     ),
 ]
 """Found by kept worlds alone. It took tens of thousands of worlds to find each."""
