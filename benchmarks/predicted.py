@@ -46,7 +46,7 @@ WORLDS = {
     "4 x 1": (4, 1),
 }
 MEASURED = ("allreduce", "bfloat16", "int8", "LocalSGD(8)", "ZeRO-1")
-"""Names of strategies. All but the first are measured for the first model only."""
+"""Names of strategies. Each model has the first one. The first model has the others, too."""
 WARM_UP, STEPS = 8, 32
 
 
@@ -102,10 +102,10 @@ def train(model: str, strategy: str) -> None:
 
 def run(hosts: int, local: int, gbit: float, *program: str) -> str:
     if hosts == 1:
-        start = ["horovodish", "run", "-np", str(local), "python"]
+        start = ["-m", "horovodish.launcher", "run", "-np", str(local), sys.executable]
     else:
-        start = ["python", "benchmarks/predicted.py", "--world", f"{hosts}x{local}", "--gbit", str(gbit), "--"]
-    done = subprocess.run([*start, *program], stdout=subprocess.PIPE, text=True, check=True)
+        start = [__file__, "--world", f"{hosts}x{local}", "--gbit", str(gbit), "--"]
+    done = subprocess.run([sys.executable, *start, *program], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout
 
 
@@ -126,6 +126,8 @@ def main() -> None:
     parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--world", help=argparse.SUPPRESS)
     parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=WORLDS)
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
+    parser.add_argument("--strategies", nargs="+", default=list(MEASURED), choices=MEASURED)
     parser.add_argument("--gbit", type=float, nargs="+", default=[1.0, 2.0, 10.0], help="of the links between hosts")
     parser.add_argument("program", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -138,8 +140,8 @@ def main() -> None:
         f"{'world':<10} {'Gbit/s':>6}  {'model':<28} {'strategy':<12} {'predicted':>10} {'measured':>10} {'error':>7}"
     )
     by_name = {strategy.name: strategy for strategy in STRATEGIES}
-    runs = [(name, by_name["allreduce"]) for name in MODELS]
-    runs += [(next(iter(MODELS)), by_name[each]) for each in MEASURED[1:]]
+    first, *others = [by_name[each] for each in options.strategies]
+    runs = [*((name, first) for name in options.models), *((options.models[0], each) for each in others)]
     errors: list[float] = []
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for world in options.worlds:
@@ -151,8 +153,7 @@ def main() -> None:
                 cluster = replace(read_cluster(path), ranks_per_host=local)
             for name, strategy in runs:
                 expected = predict(MODELS[name], cluster, hosts * local, strategy).step
-                program = ("benchmarks/predicted.py", "--train", name, strategy.name)
-                found = json.loads(run(hosts, local, gbit, *program).splitlines()[-1])
+                found = json.loads(run(hosts, local, gbit, __file__, "--train", name, strategy.name).splitlines()[-1])
                 errors.append(abs(expected / found - 1))
                 row = f"{world:<10} {gbit or '':>6}  {name:<28} {strategy.name:<12}"
                 row += f" {expected * 1e3:>7.1f} ms {found * 1e3:>7.1f} ms"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 
 from horovodish.launcher.cli import main
 from horovodish.predictions.cluster import read_cluster
+
+PREDICTED = Path(__file__).parents[2] / "benchmarks" / "predicted.py"
 
 
 def test_ranks_measure_the_cluster(launch: Callable[..., Any], tmp_path: Path) -> None:
@@ -22,6 +26,18 @@ def test_ranks_measure_the_cluster(launch: Callable[..., Any], tmp_path: Path) -
     ]
     its = read_cluster(output)
     assert its.ranks_per_host == 2 and its.wake > 0 and its.operation > 0 and its.memory > 1e6
+
+
+def test_a_part_of_the_table_of_predicted_and_measured_steps(start: Callable[..., Any]) -> None:
+    model = "4 MB in 1 bucket, 20 ms"
+    flags = ["--worlds", "2 ranks", "--models", model, "--strategies", "allreduce", "int8"]
+    table = start(sys.executable, str(PREDICTED), *flags)
+    assert table.finish() == 0, table.stderr.lines
+    rows = [re.match(r"2 ranks +(.*\S) +([\d.]+) ms +([\d.]+) ms +[+-]", line) for line in table.stdout.lines]
+    steps = {" ".join(row[1].split()): (float(row[2]), float(row[3])) for row in rows if row}
+    assert steps.keys() == {f"{model} allreduce", f"{model} int8"}
+    assert all(predicted > 20 and measured > 20 for predicted, measured in steps.values())
+    assert table.stdout.lines[-1].startswith("median error ")
 
 
 @pytest.mark.parametrize(
