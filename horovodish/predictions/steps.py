@@ -177,7 +177,8 @@ def _prediction(workload: Workload, case: Case, share: float, ends: Sequence[flo
     waits_at = workload.buckets[-1].ready * share if workload.buckets else 0.0
     exposed = sum(max(0.0, end - waits_at) for end in ends) / case.strategy.every if several else 0.0
     step = work + late + exposed
-    return Prediction(case.ranks, step, exposed, late, work / step, _memory(workload, case.ranks, case.strategy))
+    memory = _memory(workload, case.ranks, case.strategy, share)
+    return Prediction(case.ranks, step, exposed, late, work / step, memory)
 
 
 def _slowest_of(ranks: int) -> float:
@@ -352,7 +353,7 @@ def wire_bytes(hosts: int, length: float) -> float:
     return steps_and_bytes(hosts, length)[1] * length
 
 
-def _memory(workload: Workload, ranks: int, strategy: Strategy) -> float:
+def _memory(workload: Workload, ranks: int, strategy: Strategy, share: float) -> float:
     parts = {"weights": 1.0, "gradients": 1.0, "states": float(workload.states)}
     shared = sum(part / (ranks if name in strategy.shards else 1) for name, part in parts.items())
-    return shared * workload.bytes + workload.activations
+    return shared * workload.bytes + share * workload.activations  # of the rank's share of the batch

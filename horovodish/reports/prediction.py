@@ -144,6 +144,9 @@ def _advice(table: dict[str, list[Prediction]], numbers: Sequence[int], cluster:
         )
     else:
         yield f"An allreduce keeps {WORTH_IT:.0%} efficiency up to {numbers[-1]} ranks."
-    if cluster.rank_memory and table["allreduce"][index].memory > cluster.rank_memory:
-        fits = next((name for name in table if table[name][index].memory <= cluster.rank_memory), "no strategy")
-        yield f"A rank has {text_of_bytes(cluster.rank_memory)} of memory: {fits} fits."
+    if cluster.rank_memory and table["allreduce"][-1].memory > cluster.rank_memory:
+        # The memory of a strategy with shards falls with the ranks.
+        fit = ((name, its.ranks) for name in table for its in table[name] if its.memory <= cluster.rank_memory)
+        name, ranks = next(fit, ("no strategy", 0))
+        fits = f"{name} fits from {ranks} ranks on" if ranks else f"{name} fits with {numbers[-1]} ranks"
+        yield f"A rank has {text_of_bytes(cluster.rank_memory)} of memory: {fits}."

@@ -100,7 +100,7 @@ def _as_table(name: str) -> str:
 def _computed(workload: Workload, links: Sequence[Cluster], numbers: Sequence[int]) -> dict[str, Any]:
     """Lists by number of ranks. The lists of `exposed` are nested by scaling, link, strategy and precision.
 
-    Those of `late` are nested by scaling and strategy: ranks that meet less often wait less.
+    Those of `late` and `memory` are nested by scaling and strategy: ranks that meet less often wait less.
     """
 
     def cases(strategy: Strategy, precision: Precision, link: Cluster, strong: bool) -> list[Case]:
@@ -131,7 +131,7 @@ def _computed(workload: Workload, links: Sequence[Cluster], numbers: Sequence[in
             ]
             for strong in (False, True)
         ],
-        "memory": [[_short(its.memory) for its in of_strategy] for of_strategy in plain[0]],
+        "memory": [[[_short(its.memory) for its in of_strategy] for of_strategy in one] for one in plain],
         "steps": [[steps_to_train(workload, ranks, strong=strong) for ranks in numbers] for strong in (False, True)],
     }
 

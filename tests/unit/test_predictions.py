@@ -353,7 +353,7 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert second == "hosts of 2 ranks, 1 Gbit/s, 50 us; a host reduces 5 GB/s"
     assert advice.startswith("From 4 ranks on, an allreduce has less than 90% efficiency. ")
-    assert memory == "A rank has 1.1 GB of memory: ZeRO-1 fits."
+    assert memory == "A rank has 1.1 GB of memory: ZeRO-1 fits from 4 ranks on."
     assert numbers_of_ranks(12) == [1, 2, 4, 8, 12] and numbers_of_ranks(1) == [1]
 
 
@@ -378,7 +378,29 @@ def test_a_model_that_does_not_fit_is_named_also_if_its_link_is_fast(
     assert run_on([str(model)], str(machines), 8) == 0
     keeps, fits = capsys.readouterr().out.splitlines()[-2:]
     assert keeps == "An allreduce keeps 90% efficiency up to 8 ranks."
-    assert fits == "A rank has 32 GB of memory: ZeRO-3 fits."
+    assert fits == "A rank has 32 GB of memory: ZeRO-3 fits from 4 ranks on."
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [("20 B", "ZeRO-2 fits from 4 ranks on."), ("90 T", "no strategy fits with 4096 ranks.")],
+)
+def test_a_strategy_that_fits_is_named_with_its_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], parameters: str, said: str
+) -> None:
+    """Also if an allreduce has little efficiency with fewer ranks than these."""
+    model, machines = tmp_path / "model.yaml", tmp_path / "cluster.yaml"
+    model.write_text(f"parameters: {parameters}\ndtype: bfloat16\nflops: 688 T\nfusion_threshold: 1 GB\n")
+    machines.write_text("ranks_per_host: 1\ngpu: a100\n")
+    assert run_on([str(model)], str(machines), 4096) == 0
+    advice, fits = capsys.readouterr().out.splitlines()[-2:]
+    assert advice.startswith("From 2 ranks on, an allreduce has less than 90% efficiency.")
+    assert fits == f"A rank has 80 GB of memory: {said}"
+
+
+def test_a_smaller_batch_has_fewer_activations() -> None:
+    its = replace(ONE_BUCKET, activations=8e6)
+    assert [predict(its, FAST, 4, ALL, strong=strong).memory for strong in (False, True)] == [408e6, 402e6]
 
 
 def test_the_time_to_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -412,7 +434,7 @@ def test_the_page_has_what_is_predicted(tmp_path: Path) -> None:
     first = its["models"][0]
     assert first["exposed"][1][link][shown["ZeRO-3"]][1][4] == pytest.approx(expected.exposed, rel=1e-4)
     assert first["own"][1][4] == pytest.approx(workload.work / 12, rel=1e-4)
-    assert first["memory"][shown["ZeRO-3"]][4] == pytest.approx(expected.memory, rel=1e-4)
+    assert first["memory"][1][shown["ZeRO-3"]][4] == pytest.approx(expected.memory, rel=1e-4)
     assert first["steps"] == [[100, 50, 25, 12.5, 100 / 12], [100] * 5]
     for name, index in shown.items():
         refuses = first["exposed"][0][0][index][2] is None

@@ -59,7 +59,7 @@ function show() {
   document.getElementById("many").textContent = ranks;
   form.elements.ranks.setAttribute("aria-valuetext", ranks);  // its value is a place in the list
   const of = steps(model, strategy, precision, link, scaling), plain = steps(model, 0, 0, link, scaling);
-  const memory = model.memory[strategy];
+  const memories = model.memory[scaling], memory = memories[strategy];
   const hours = [0, 1].map((kind) => steps(model, strategy, precision, link, kind).step.map((seconds, index) => seconds * model.steps[kind][index]));
   const many = ranks === 1 ? "1 rank" : `${ranks} ranks`;
   const waits = [["communication", of.exposed[at]], ["late ranks", of.late[at]]].filter(([, seconds]) => seconds > 0);
@@ -73,7 +73,7 @@ function show() {
   if (model.steps[0][at]) said.push(`Training takes ${text(hours[scaling][at], HOURS)}.`);
   document.getElementById("said").textContent = said.join(" ");
   const named = (name, index) => (model.exposed[scaling][link][index][precision] ? name : name + " as computed");
-  const rows = its.strategies.map((name, index) => [named(name, index), steps(model, index, precision, link, scaling), model.memory[index][at]])
+  const rows = its.strategies.map((name, index) => [named(name, index), steps(model, index, precision, link, scaling), memories[index][at]])
     .map(([name, parts, bytes]) => [name, Object.fromEntries(Object.entries(parts).map(([key, values]) => [key, values[at]])), bytes]);
   const most = Math.max(...rows.map(([, parts]) => parts.step));
   document.getElementById("bars").innerHTML = rows.map((row) => bar(row, most)).join("");
@@ -91,7 +91,7 @@ function show() {
   const percents = (parts) => parts.efficiency.map((share) => 100 * share);
   chart(1, [{ label: "as chosen", color: "own", values: percents(of) }, ...beside(percents(plain))], [["%", 1]]);
   const has = its.rank_memory ? [{ label: "memory that it has", color: "late", values: its.ranks.map(() => its.rank_memory) }] : [];
-  chart(2, [{ label: "as chosen", color: "own", values: memory }, ...beside(model.memory[0]), ...has], BYTES);
+  chart(2, [{ label: "as chosen", color: "own", values: memory }, ...beside(memories[0]), ...has], BYTES);
   document.getElementById("time").hidden = !model.steps[0][at];
   chart(3, [
     { label: "weak scaling", color: "own", values: hours[0] }, { label: "strong scaling", color: "late", values: hours[1] },
