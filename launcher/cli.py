@@ -167,7 +167,7 @@ def _calibrate(arguments: Sequence[str]) -> int:
     """Starts the program that measures a cluster, with the flags of `horovodish run`."""
     predicts = predict_parser()
     match arguments:
-        case [output, *flags] if not output.startswith("-"):
+        case [output, *flags] if output and not output.startswith("-"):
             pass
         case _:
             predicts.error(f"--calibrate needs the name of a file first: {CALIBRATE}")

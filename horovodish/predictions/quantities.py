@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["QuantityError", "bandwidth", "count", "read_yaml", "seconds", "size"]
+__all__ = ["LARGEST", "QuantityError", "bandwidth", "count", "read_yaml", "seconds", "size"]
 
 _NUMBER = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(.*)")
 _PREFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "min": 60.0, "h": 3600.0}
 _COUNTS = {"": 1.0, "K": 1e3, "k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "P": 1e15}
 
-_SMALLEST, _LARGEST = 1e-12, 1e24
+_SMALLEST, LARGEST = 1e-12, 1e24
 """The limits of a quantity, in seconds, bytes or pieces."""
+
+_LINES = "the file must consist of lines such as `latency: 20 us`"
 
 
 class QuantityError(ValueError):
@@ -29,7 +31,7 @@ def _parsed(given: Any, units: Mapping[str, float], example: str) -> float:
         value = float(found[1]) * units[found[2].strip()] if found else -1.0
     except (KeyError, ValueError):
         value = -1.0
-    if value and not _SMALLEST <= value <= _LARGEST:
+    if value and not _SMALLEST <= value <= LARGEST:
         raise QuantityError(f"{given!r} is not accepted: write it with its unit, such as {example}")
     return value
 
@@ -81,8 +83,10 @@ def read_yaml(path: Path, keys: Mapping[str, Callable[[Any], Any]], needed: froz
         place = f", line {mark.line + 1}" if mark else ""
         what = str(getattr(problem, "problem", problem)).splitlines()[0]
         raise QuantityError(f"{path}{place} is not YAML: {what}") from problem
+    except RecursionError as problem:
+        raise QuantityError(f"{path} has too many brackets in brackets: {_LINES}") from problem
     if not isinstance(top, yaml.MappingNode):
-        raise QuantityError(f"{path}, line 1: the file must consist of lines such as `latency: 20 us`")
+        raise QuantityError(f"{path}, line 1: {_LINES}")
     values: dict[str, Any] = {}
     for name, node in top.value:
         key, place = name.value, f"{path}, line {name.start_mark.line + 1}"
@@ -91,7 +95,7 @@ def read_yaml(path: Path, keys: Mapping[str, Callable[[Any], Any]], needed: froz
         if key not in keys:
             near = difflib.get_close_matches(key, keys, 1)
             known = f"; did you mean {near[0]}?" if near else f"; the keys are {', '.join(keys)}"
-            raise QuantityError(f"{place}: there is no key {key}{known}")
+            raise QuantityError(f"{place}: there is no key {key!r}{known}")
         if key in values:
             raise QuantityError(f"{place}: {key} is there twice")
         if not isinstance(node, yaml.ScalarNode):

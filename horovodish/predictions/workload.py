@@ -13,7 +13,7 @@ from typing import Any
 
 from horovodish.gradients.plan import Payload, plan_buckets
 from horovodish.predictions.cluster import Cluster
-from horovodish.predictions.quantities import QuantityError, count, read_yaml, seconds, size
+from horovodish.predictions.quantities import LARGEST, QuantityError, count, read_yaml, seconds, size
 from horovodish.settings import Settings
 
 __all__ = ["NEEDED", "Bucket", "Workload", "read_workload", "recut", "workload_from"]
@@ -24,6 +24,8 @@ NEEDED = (
 )
 
 _MOST_BUCKETS = 1 << 20
+_MOST_BYTES = 1 << 62
+"""The engine counts bytes in 64 bits."""
 _REPORT = re.compile(r'<script type="application/json" id="report">(.*?)</script>', re.DOTALL)
 UTILIZATION = 0.4
 """Which share of a GPU's peak a model gets, if its description does not say it."""
@@ -74,12 +76,12 @@ class Workload:
         """Raise ValueError unless a step can be like this."""
         times = [bucket.ready for bucket in self.buckets]
         sizes = [size for each in self.buckets for size in (each.bytes, each.element_bytes, each.tensors)]
-        if not (0 < self.work < math.inf and 0 <= self.spread < math.inf and self.ranks >= 1):
+        if not (0 < self.work <= LARGEST and 0 <= self.spread <= LARGEST and 1 <= self.ranks <= LARGEST):
             raise ValueError(f"a step of {self.work} s with a spread of {self.spread} on {self.ranks} ranks")
-        if not times or times != sorted(times) or not all(0 <= time < math.inf for time in times):
+        if not times or times != sorted(times) or not all(0 <= time <= LARGEST for time in times):
             raise ValueError(f"buckets that are ready at {times} s")
-        if not all(0 < size < math.inf for size in sizes):
-            raise ValueError("a bucket without a size")
+        if not all(0 < size <= LARGEST for size in sizes) or self.bytes > _MOST_BYTES:
+            raise ValueError(f"buckets of {self.bytes} bytes in all, or one without a size")
 
     @cached_property
     def bytes(self) -> float:
@@ -137,7 +139,7 @@ def _of_page(path: Path) -> Workload:
         known = json.loads(found[1]) if found else {}
         if "workload" in known or "figures" not in known:
             return workload_from(known["workload"])
-    except (KeyError, TypeError, ValueError) as problem:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as problem:
         remedy = "name a page of `horovodish report`, of a run with steps; make a page of another version again"
         raise QuantityError(f"{path} says nothing about steps that this version can read: {remedy}") from problem
     raise QuantityError(f"{path} has nothing to predict from: {NEEDED}")
@@ -183,6 +185,8 @@ def _of_yaml(path: Path, cluster: Cluster) -> Workload:
     threshold = its.get("fusion_threshold", Settings().bucket_mb(on_gpu=cluster.gpu is not None) * 2**20)
     if threshold <= 0:
         raise QuantityError(f"{path}: fusion_threshold must be more than 0, such as 4 MB")
+    if whole > _MOST_BYTES:
+        raise QuantityError(f"{path}: parameters take {_MOST_BYTES:.3g} bytes at most: look at their unit")
     number = max(1, math.ceil(whole / threshold))
     if number > _MOST_BUCKETS:
         raise QuantityError(
@@ -218,7 +222,10 @@ def _steps(path: Path, its: dict[str, Any]) -> float:
         raise QuantityError(f"{path} lacks {' and '.join(lacks)}: the time to train needs samples and batch")
     if none := sorted(each for each in given if its[each] == 0):
         raise QuantityError(f"{path}: {' and '.join(none)} must be more than 0")
-    return float(its["samples"] * its.get("epochs", 1.0) / its["batch"])
+    steps = float(its["samples"] * its.get("epochs", 1.0) / its["batch"])
+    if steps < 1:
+        raise QuantityError(f"{path}: batch is larger than samples in all epochs: training takes a step or more")
+    return steps
 
 
 def _dtype(given: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -33,7 +34,7 @@ def report(files: Sequence[str], output: str, *, without_names: bool = False) ->
         output: where the page goes.
         without_names: leave out names of hosts, the command, settings, marks and errors.
     """
-    if Path(output).resolve() in {Path(name).resolve() for name in files}:
+    if os.path.realpath(output) in map(os.path.realpath, files):
         return _failed(f"{output} is an input of the report: give the page another name")
     try:
         if files and all(name.endswith((".html", ".htm")) for name in files):
@@ -43,7 +44,7 @@ def report(files: Sequence[str], output: str, *, without_names: bool = False) ->
         else:
             worlds, stem = _worlds(files)
             text = _page(worlds, _events(events_beside(stem)), Names(hidden=without_names))
-        Path(output).write_text(text, encoding="utf-8")
+        Path(output).write_text(text, encoding="utf-8", errors="replace")
     except RecordsError as problem:
         return _failed(str(problem))
     except OSError as problem:

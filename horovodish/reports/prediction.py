@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,11 +42,12 @@ def run(
         steps: of the training, with as many ranks as the run had; overrides the number in the description.
         output: where the page goes; None: no page.
     """
-    if output and Path(output).resolve() in {Path(given).resolve() for given in (*models, *filter(None, [cluster]))}:
+    inputs = [*models, *([] if cluster is None else [cluster])]
+    if output is not None and os.path.realpath(output) in map(os.path.realpath, inputs):
         return _failed(f"{output} is an input of the prediction: give its page another name")
     try:
         usual = Cluster(ranks_per_host=ranks_per_host or Cluster.ranks_per_host)
-        machines = read_cluster(Path(cluster), ranks_per_host) if cluster else usual
+        machines = usual if cluster is None else read_cluster(Path(cluster), ranks_per_host)
         workloads = {model: read_workload(Path(model), machines) for model in models}
     except QuantityError as problem:
         return _failed(str(problem))
@@ -56,13 +58,13 @@ def run(
         print("\n" * (index > 0) + about(model, workload))
         for line in _lines(workload, machines, numbers, strong=strong):
             print(line)
-    if output:
+    if output is not None:
         assumed = [*(about(model, each) for model, each in workloads.items()), _hosts(machines)]
         text = prediction_page(workloads, assumed, machines, numbers, strong=strong)
         try:
-            Path(output).write_text(text, encoding="utf-8")
+            Path(output).write_text(text, encoding="utf-8", errors="replace")
         except OSError as problem:
-            return _failed(f"{output} cannot be written: {problem.strerror}")
+            return _failed(f"{Path(output)} cannot be written: {problem.strerror}")
         print(f"the page is {output}")
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,7 @@ def test_a_part_of_the_table_of_predicted_and_measured_steps(start: Callable[...
             "--calibrate needs the name of a file first: horovodish predict --calibrate CLUSTER.yaml -np 8",
         ),
         ("--calibrate -np 2", "--calibrate needs the name of a file first"),
+        ("--calibrate '' -np 2", "--calibrate needs the name of a file first"),
         ("--calibrate {folder} -np 2", "{folder}: that is a folder; name a file in it"),
         ("--calibrate {folder}/no/c.yaml -np 2", "--calibrate {folder}/no/c.yaml: there is no folder {folder}/no"),
         ("--calibrate c.yaml -np 2 python x.py", "starts a program of its own: leave out python x.py"),
@@ -57,6 +59,6 @@ def test_a_part_of_the_table_of_predicted_and_measured_steps(start: Callable[...
     ],
 )
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, said: str) -> None:
-    assert main(["predict", *arguments.format(folder=tmp_path).split()]) == 2
+    assert main(["predict", *shlex.split(arguments.format(folder=tmp_path))]) == 2
     error = capsys.readouterr().err
     assert said.format(folder=tmp_path) in error and error.count("\n") == 1

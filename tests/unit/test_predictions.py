@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -221,7 +222,7 @@ def test_sources_are_pages_of_standards_and_vendors() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("latncy: 20 us", "line 1: there is no key latncy; did you mean latency?"),
+        ("latncy: 20 us", "line 1: there is no key 'latncy'; did you mean latency?"),
         ("memory: 1 GB/s\nlatency: 20", "line 2: latency: '20' is not accepted: write it with its unit"),
         ("bandwidth: -1 Gbit/s", "line 1: bandwidth: '-1 Gbit/s' is not accepted"),
         ("bandwidth: 0 Gbit/s", "bandwidth must be more than 0"),
@@ -244,6 +245,8 @@ def test_sources_are_pages_of_standards_and_vendors() -> None:
         ("- 1", "line 1: the file must consist of lines such as"),
         ("a: b: c", "line 1 is not YAML"),
         ("", "line 1: the file must consist of lines"),
+        ("wake: " + 3000 * "[", "has too many brackets in brackets: the file must consist of lines"),
+        ('"a\\nb": 1', "line 1: there is no key 'a\\nb'; the keys are"),
     ],
 )
 def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> None:
@@ -270,6 +273,11 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> 
         ),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nsamples: 2\nbatch: 0", "batch must be more than 0"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nsamples: 0\nbatch: 2", "samples must be more than 0"),
+        (
+            "model.yaml",
+            "parameters: 1 M\nstep: 1 s\nsamples: 64\nbatch: 1 M",
+            "batch is larger than samples in all epochs",
+        ),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nflops: 1 T", "leave one out"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nutilization: 0.4", "step and utilization both say"),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\nfusion_threshold: 0 B", "fusion_threshold must be more than 0"),
@@ -278,6 +286,11 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> 
         ("model.yaml", "parameters: 0\nstep: 90 ms", "must be more than 0"),
         ("model.yaml", "parameters: 25.6 P\nstep: 90 ms", "buckets, and a prediction takes 1048576 at most"),
         ("model.yaml", "parameters: 25.6 M\nstep: 90 ms\nfusion_threshold: 1 B", "give a larger fusion_threshold"),
+        (
+            "model.yaml",
+            "parameters: 1e24\nstep: 1 s\nfusion_threshold: 1e24 B",
+            "parameters take 4.61e+18 bytes at most",
+        ),
         ("model.yaml", "parameters: 1 M\nstep: 1 s\ndtype: int3", "'int3' is not one of float32"),
         (
             "page.html",
@@ -290,6 +303,7 @@ def test_a_cluster_that_makes_no_sense(tmp_path: Path, text: str, said: str) -> 
             "page.html has nothing to predict from: a prediction",
         ),
         ("page.html", DAMAGED.format("{"), "page.html says nothing about steps that this version can read"),
+        ("page.html", DAMAGED.format(100_000 * "["), "page.html says nothing about steps that this version can read"),
         ("page.html", DAMAGED.format('{"workload": {"buckets": [[1, 2]]}}'), "make a page of another version again"),
         ("model.json", "{}", "give a page of `horovodish report` (.html) or the description of a model (.yaml)"),
     ],
@@ -310,12 +324,19 @@ def test_a_model_that_makes_no_sense(
         {"work": -1},
         {"work": float("nan")},
         {"work": float("inf")},
+        {"work": 10**400},
         {"ranks": 0},
+        {"ranks": 10**400},
+        {"ranks": float("inf")},
+        {"work": 1e308},
+        {"spread": 1e308},
         {"spread": -0.1},
         {"buckets": []},
         {"buckets": [[0, -5, 4, 1]]},
         {"buckets": [[0, float("nan"), 4, 1]]},
+        {"buckets": [[0, 1e300, 4, 1]]},
         {"buckets": [[0, 5, 0, 1]]},
+        {"buckets": [[0, 5, float("inf"), 1]]},
         {"buckets": [[0, 5, 4, 0]]},
         {"buckets": [[-1, 5, 4, 1]]},
         {"buckets": [[1, 5, 4, 1], [0, 5, 4, 1]]},
@@ -451,7 +472,24 @@ def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert model.read_text().startswith("parameters")
     assert run_on([str(model)], str(machines), 2, output=str(machines)) == 1
     assert machines.read_text() == "latency: 20 us\n"
-    first, second, third = capsys.readouterr().err.splitlines()
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert run_on([str(model)], None, 2, output=str(loop)) == 1
+    assert run_on([str(model)], None, 2, output="") == 1
+    assert run_on([str(model)], "", 2) == 1
+    first, second, third, *more = capsys.readouterr().err.splitlines()
     assert first == f"horovodish: {nowhere} cannot be written: No such file or directory"
     assert second.endswith("model.yaml is an input of the prediction: give its page another name")
     assert third.endswith("cluster.yaml is an input of the prediction: give its page another name")
+    assert more == [
+        f"horovodish: {loop} cannot be written: Too many levels of symbolic links",
+        "horovodish: . cannot be written: Is a directory",
+        "horovodish: . cannot be read: Is a directory",
+    ]
+
+
+def test_a_page_of_a_model_whose_name_is_no_text(tmp_path: Path) -> None:
+    model, page = tmp_path / os.fsdecode(b"\xff.yaml"), tmp_path / "page.html"
+    model.write_text("parameters: 1 M\nstep: 1 s\n")
+    assert run_on([str(model)], None, 2, output=str(page)) == 0
+    assert "?.yaml: a step with 1 s of own work" in page.read_text()
