@@ -52,8 +52,10 @@ def prediction_page(
             "models": models,
         }
     )
+    names = [os.path.basename(name) for name in workloads]
+    names = names if len(set(names)) == len(names) else list(workloads)  # files of one name in several folders
     choosers = [
-        _chooser("model", "model", map(os.path.basename, workloads)) if len(workloads) > 1 else "",
+        _chooser("model", "model", names) if len(names) > 1 else "",
         _chooser("strategy", "strategy", (strategy.name for strategy in STRATEGIES_SHOWN)),
         _chooser("precision", "gradients between hosts", (precision.name for precision in PRECISIONS)),
         _chooser("link", "link between hosts", links),

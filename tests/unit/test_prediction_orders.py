@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from horovodish.predictions.cluster import Cluster
@@ -83,11 +83,15 @@ def test_a_worse_machine_or_model_is_never_faster(
 
 @settings(max_examples=300)
 @given(clusters, workloads, numbers)
+@example(Cluster(ranks_per_host=8, bandwidth=125e6, latency=50e-6), Workload(1e-3, (Bucket(0, 11228),)), 512)
 def test_strategies_are_in_order(cluster: Cluster, workload: Workload, ranks: int) -> None:
     def of(name: str, machines: Cluster = cluster) -> Prediction:
         return predict(workload, machines, ranks, NAMED[name])
 
-    assert of("bfloat16").exposed <= of("allreduce").exposed / ROUNDING
+    # Fewer bytes can take longer, since the engine chooses a schedule by the length, whatever the link.
+    short = tuple(replace(its, bytes=its.bytes * 2 / its.element_bytes, element_bytes=2) for its in workload.buckets)
+    halves = predict(replace(workload, buckets=short), cluster, ranks, NAMED["allreduce"])
+    assert of("bfloat16").exposed == pytest.approx(halves.exposed)
     assert of("DiLoCo(100)").step <= of("LocalSGD(8)").step / ROUNDING
     assert of("ZeRO-3").exposed >= of("allreduce").exposed * ROUNDING
     # A codec has its price in encoding and in a second step, and nowhere else.

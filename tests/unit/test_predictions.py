@@ -462,6 +462,15 @@ def test_the_page_has_what_is_predicted(tmp_path: Path) -> None:
         assert refuses == name.startswith("ZeRO"), "shard= refuses codecs"
 
 
+def test_a_page_tells_models_of_one_name_apart(tmp_path: Path) -> None:
+    models, page = [tmp_path / folder / "model.yaml" for folder in ("a", "b")], tmp_path / "page.html"
+    for model in models:
+        model.parent.mkdir()
+        model.write_text("parameters: 1 M\nstep: 1 s\n")
+    assert run_on([str(model) for model in models], None, 2, output=str(page)) == 0
+    assert all(f">{model}</option>" in page.read_text() for model in models)
+
+
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, nowhere = tmp_path / "model.yaml", tmp_path / "no" / "page.html"
     machines = tmp_path / "cluster.yaml"
