@@ -80,7 +80,7 @@ class Workload:
             raise ValueError(f"a step of {self.work} s with a spread of {self.spread} on {self.ranks} ranks")
         if not times or times != sorted(times) or not all(0 <= time <= LARGEST for time in times):
             raise ValueError(f"buckets that are ready at {times} s")
-        if not all(0 < size <= LARGEST for size in sizes) or self.bytes > _MOST_BYTES:
+        if not all(1 / LARGEST <= size <= LARGEST for size in sizes) or self.bytes > _MOST_BYTES:
             raise ValueError(f"buckets of {self.bytes} bytes in all, or one without a size")
 
     @cached_property

@@ -335,6 +335,7 @@ def test_a_model_that_makes_no_sense(
         {"buckets": [[0, -5, 4, 1]]},
         {"buckets": [[0, float("nan"), 4, 1]]},
         {"buckets": [[0, 1e300, 4, 1]]},
+        {"buckets": [[0, 5e-324, 4, 1]]},
         {"buckets": [[0, 5, 0, 1]]},
         {"buckets": [[0, 5, float("inf"), 1]]},
         {"buckets": [[0, 5, 4, 0]]},

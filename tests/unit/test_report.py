@@ -223,6 +223,10 @@ def test_files_that_make_no_report(tmp_path: Path, capsys: pytest.CaptureFixture
         assert report(files, str(tmp_path / "page.html")) == 1
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1, said
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert report([one], str(loop)) == 1
+    assert capsys.readouterr().err == f"horovodish: {loop}: Too many levels of symbolic links\n"
     assert not (tmp_path / "page.html").exists()
 
 
