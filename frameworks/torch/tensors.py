@@ -22,7 +22,7 @@ _FAST_CODES = {dtype: code for dtype, code in _CODES.items() if code in FLOATING
 """Numbers of the dtypes that every operation takes."""
 
 
-def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:
+def dtype_code(dtype: torch.dtype, name: object, *, reduces: bool) -> int:
     """The engine's number of a dtype.
 
     Args:
@@ -45,7 +45,7 @@ def dtype_code(dtype: torch.dtype, name: str, *, reduces: bool) -> int:
     )
 
 
-def check_tensor(tensor: object, name: str) -> None:
+def check_tensor(tensor: object, name: object) -> None:
     """Raise unless this is a dense tensor with memory, on the host or on a CUDA device, of any strides.
 
     Args:
@@ -124,7 +124,7 @@ def moves_as_bytes(tensor: torch.Tensor) -> bool:
     return tensor.dtype not in _CODES and not tensor.is_quantized
 
 
-def member(source: torch.Tensor, target: torch.Tensor | None, name: str, op: ReduceOp | None = None) -> Member:
+def member(source: torch.Tensor, target: torch.Tensor | None, name: object, op: ReduceOp | None = None) -> Member:
     """The engine's view of one tensor and of the place for its result, which the engine allocates if there is none.
 
     Raises:

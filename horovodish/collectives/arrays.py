@@ -105,7 +105,7 @@ def dtype_code(array: Array, name: str, *, op: ReduceOp | None = None) -> int:
     return code
 
 
-def checked_dtype(dtype: str, name: str, op: ReduceOp | None, noun: str, conversion: str) -> int:
+def checked_dtype(dtype: str, name: object, op: ReduceOp | None, noun: str, conversion: str) -> int:
     """The engine's number of a dtype.
 
     Args:

@@ -17,7 +17,7 @@ from horovodish.collectives.devices import HOST, Placement
 from horovodish.collectives.reduce_ops import Average, Max, Min, Product, ReduceOp, Sum
 from horovodish.collectives.submission import Handle
 from horovodish.collectives.transfers import ANY_RANK, receive, send
-from horovodish.errors import LaunchError, UnsupportedTensorError
+from horovodish.errors import LaunchError, MismatchError, UnsupportedTensorError
 from horovodish.runtime import basics
 from horovodish.torch.adapter import TENSORS
 from horovodish.torch.backend.futures import Completions
@@ -289,12 +289,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _reduced(self, tensors: list[Tensor], targets: list[Tensor], op: ReduceOp, opts: Any, root: int = 0) -> Work:
         sources = [_contiguous(each) for each in tensors]
         rooms = [_contiguous(each) for each in targets] if targets is not tensors else sources
-        given, taken = sources, rooms
-        if sources[0].dtype is torch.bool:
-            if op not in _OF_TRUTHS:
-                raise ValueError("an average of bool is not defined; convert the tensor first")
-            op = _OF_TRUTHS[op]
-            given, taken = [each.view(torch.uint8) for each in sources], [each.view(torch.uint8) for each in rooms]
+        op, given, taken = _as_numbers(op, sources, rooms)
         parts = [Part(source, target) for source, target in zip(given, taken, strict=True)]
         return self._submit("allreduce", parts, _brings(rooms, targets), opts, op=op, root_rank=root)
 
@@ -302,12 +297,23 @@ class ProcessGroup(dist.ProcessGroup):
         op = _op_of(opts)
         if op not in (Sum, Average):
             raise ValueError("a sparse tensor can be reduced by ReduceOp.SUM and AVG")
-        own = tensor.detach().coalesce()
-        sent = [own.indices().t().contiguous(), own.values().contiguous()]
+        own, ranks = tensor.detach().coalesce(), self._members.ranks
+        shape = torch.tensor([tensor.shape], dtype=torch.int64, device=tensor.device)
+        sent = [own.indices().t().contiguous(), own.values().contiguous(), shape]
 
         def finish(native: _native.Handle, placement: Placement) -> list[Tensor]:
-            rows = sum(native.rows(0))
-            indices, values = (TENSORS.received(native, i, each, rows, placement) for i, each in enumerate(sent))
+            rows = [sum(native.rows(place)) for place in range(len(sent))]
+            indices, values, shapes = (
+                TENSORS.received(native, place, each, rows[place], placement) for place, each in enumerate(sent)
+            )
+            if not (shapes == shape).all():
+                theirs = ", ".join(
+                    f"rank {rank} has {tuple(row)}" for rank, row in zip(ranks, shapes.tolist(), strict=True)
+                )
+                raise MismatchError(
+                    f"the ranks disagree about its shape: {theirs}. Remedy: pass a tensor of the same shape on every "
+                    "rank."
+                )
             total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
             with torch.no_grad():  # a detached sparse tensor would get indices of its own
                 tensor.copy_(total / self.size() if op is Average else total)
@@ -360,12 +366,12 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _scattered(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> Work:
         opts = opts or dist.ReduceScatterOptions()
-        rooms, parts = [], []
         for output, input in zip(outputs, inputs, strict=True):
             _check_whole(input, output, self.size(), "input", "output")
-            rooms.append(_contiguous(output))
-            parts.append(Part(_contiguous(input), rooms[-1], (self.size(), output.numel())))
-        return self._submit("reducescatter", parts, _brings(rooms, outputs), opts, op=_op_of(opts))
+        sources, rooms = [_contiguous(each) for each in inputs], [_contiguous(each) for each in outputs]
+        op, given, taken = _as_numbers(_op_of(opts), sources, rooms)
+        parts = [Part(each, room, (self.size(), room.numel())) for each, room in zip(given, taken, strict=True)]
+        return self._submit("reducescatter", parts, _brings(rooms, outputs), opts, op=op)
 
     def _exchanged(
         self, source: Tensor, leaving: list[int], outputs: list[Tensor], arriving: list[int], opts: Any, root: int = 0
@@ -450,6 +456,17 @@ def _op_of(opts: Any, ops: tuple[tuple[Any, Any], ...] = _OPS) -> Any:
     raise ValueError("this operation takes ReduceOp.SUM, AVG, PRODUCT, MIN and MAX; all_reduce also BAND, BOR and BXOR")
 
 
+def _as_numbers(
+    op: ReduceOp, sources: list[Tensor], rooms: list[Tensor]
+) -> tuple[ReduceOp, list[Tensor], list[Tensor]]:
+    """The same reduction of numbers, where it is one of bool."""
+    if sources[0].dtype is not torch.bool:
+        return op, sources, rooms
+    if op not in _OF_TRUTHS:
+        raise ValueError("an average of bool is not defined; convert the tensor first")
+    return _OF_TRUTHS[op], [each.view(torch.uint8) for each in sources], [each.view(torch.uint8) for each in rooms]
+
+
 def _only(given: Sequence[Any]) -> Any:
     if len(given) != 1:
         raise ValueError(f"expected the tensors of one device, got tensors of {len(given)} devices")
@@ -457,10 +474,11 @@ def _only(given: Sequence[Any]) -> Any:
 
 
 def _contiguous(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy where its elements do not lie one after another."""
+    """The tensor itself, or a copy where its memory does not hold its elements one after another."""
     if tensor.layout is not torch.strided:
         raise UnsupportedTensorError(f"a tensor of layout {tensor.layout} is not supported; pass tensor.to_dense()")
-    return (tensor.detach() if tensor.requires_grad else tensor).contiguous()
+    row_major = (tensor.detach() if tensor.requires_grad else tensor).contiguous()
+    return row_major.resolve_conj().resolve_neg()
 
 
 def _movable(tensor: Tensor) -> Tensor:
@@ -476,7 +494,7 @@ def _brings(rooms: Iterable[Tensor], targets: list[Tensor]) -> Finish:
 
     def finish(*_: object) -> list[Tensor]:
         for room, target in zip(rooms, targets, strict=True):
-            if not target.is_contiguous():
+            if room.data_ptr() != target.data_ptr():
                 target.detach().copy_(room)
         return targets
 

@@ -23,7 +23,7 @@ from horovodish.runtime import basics
 from horovodish.torch.adapter import TENSORS
 from horovodish.torch.backend.futures import depth
 from horovodish.torch.backend.meeting import Meeting
-from horovodish.torch.tensors import member
+from horovodish.torch.tensors import check_tensor, member
 
 __all__ = ["Call", "Finish", "Members", "Part"]
 
@@ -166,7 +166,7 @@ class Members:
         sequence = self._sequences[depth()]
         name = sequence.name()
         operation = Operation(kind, name, self.process_set(), **details)
-        members = [_member(part, name, operation.op) for part in parts]
+        members = [_member(part, sequence.call, operation.op) for part in parts]
         placement = TENSORS.placement(operation, [part.source for part in parts], members)
         if placement.is_staged:
             problem = problem_for_nccl(operation, [code for _, _, code, _ in members])
@@ -209,9 +209,17 @@ class Members:
             self._meeting.end()
 
 
-def _member(part: Part, name: str, op: ReduceOp | None) -> Member:
+def _member(part: Part, call: Call, op: ReduceOp | None) -> Member:
+    """As the engine knows a part.
+
+    Raises:
+        UnsupportedTensorError: the engine cannot read or write the memory of a tensor.
+    """
     source, target, shape, source_begin = part
-    begin, target_at, code, own_shape = member(source, target, name, op)
+    check_tensor(source, call)
+    if target is not None and target is not source:
+        check_tensor(target, call)
+    begin, target_at, code, own_shape = member(source, target, call, op)
     if shape is None:
         return begin, target_at, code, own_shape
     return begin - source_begin * source.element_size(), target_at, code, shape

@@ -70,7 +70,8 @@ class Work(TorchWork):
         try:
             return self._value()
         except HorovodInternalError as problem:
-            text = re.sub(r"^a call of .*? failed", "failed", str(problem))  # the engine doesn't know the call's number
+            # The engine doesn't know the number of a call.
+            text = re.sub(r"^(a call of|receive from|send to) .*? failed", "failed", str(problem))
             if isinstance(problem, StallError):
                 remedy = "\nRemedy: make the same calls on all ranks of the group, or give it a longer timeout"
                 text = f"with a timeout of {self._timeout} {text}{remedy}"

@@ -18,12 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import horovodish.torch as hvd
 from horovodish.errors import (
     LaunchError,
     MismatchError,
+    UnsupportedTensorError,
 )
 from horovodish.runtime.basics import quoted_failure
 from support.on_ranks import on_ranks
@@ -275,6 +278,79 @@ def test_ranks_that_call_different_things(tmp_path: Path) -> None:
     tensor = torch.ones(3)
     dist.all_reduce(tensor)  # and the group goes on
     assert tensor.tolist() == [2.0] * 3
+    dist.destroy_process_group()
+
+
+@on_ranks(2)
+def test_tensors_without_plain_memory(tmp_path: Path) -> None:
+    """A view that negates or conjugates its memory, and tensors that have none."""
+    begin(tmp_path)
+    rank, size, world = hvd.rank(), hvd.size(), dist.group.WORLD
+
+    def negated(value: float) -> Tensor:
+        return torch._neg_view(torch.full((2,), -value))
+
+    own, everybodys = negated(rank + 1.0), [1.0, 1.0, 2.0, 2.0]
+    whole = torch.zeros(2 * size)
+    world._allgather_base(whole, own).wait()
+    assert whole.tolist() == everybodys
+    dist.all_to_all_single(whole, torch._neg_view(-torch.tensor(everybodys)))
+    assert whole.tolist() == [rank + 1.0] * 4
+    dist.all_reduce(own, op=ReduceOp.PRODUCT)
+    assert own.tolist() == [2.0, 2.0]
+    dist.reduce(own := negated(rank + 1.0), 0, op=ReduceOp.MAX)
+    assert rank or own.tolist() == [2.0, 2.0]
+    dist.broadcast(own := negated(rank + 1.0), 1)
+    assert own.tolist() == [2.0, 2.0]
+    world.broadcast([own := torch.full((2,), 1j * (rank + 1)).conj()], _broadcast_from(1)).wait()
+    assert own.tolist() == [-2j, -2j]
+
+    mesh = init_device_mesh("cpu", (size,))
+    sharded, plain = distribute_tensor(torch.ones(2 * size), mesh, [Shard(0)]), torch.ones(2)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: dist.all_reduce(sharded),
+        lambda: dist.broadcast(sharded, 0),
+        lambda: dist.reduce(sharded, 0),
+        lambda: world._allgather_base(sharded, plain).wait(),
+        lambda: world._allgather_base(torch.ones(2 * size, device="meta"), torch.ones(2, device="meta")).wait(),
+    )
+    for call in calls:
+        said = r", call \d+ of process group 0: .*(no memory of its own, like a DTensor|device meta is not supported)"
+        with pytest.raises(UnsupportedTensorError, match=said):
+            call()
+    quantized, room = (torch.quantize_per_tensor(torch.ones(each), 0.1, 0, torch.quint8) for each in (2, 2 * size))
+    with pytest.raises(UnsupportedTensorError, match=r"^all_gather_single, call \d+ of process group 0: dtype"):
+        world._allgather_base(room, quantized).wait()
+    dist.destroy_process_group()
+
+
+def _broadcast_from(root: int) -> dist.BroadcastOptions:
+    options = dist.BroadcastOptions()
+    options.rootRank = root
+    return options
+
+
+@on_ranks(2)
+def test_sparse_tensors_of_different_shapes(tmp_path: Path) -> None:
+    """The rows of each rank are within the shapes of both."""
+    begin(tmp_path)
+    rank = hvd.rank()
+    tensor = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.ones(1, 3), (4 + rank, 3))
+    said = r"^all_reduce, call 1 of process group 0: .* its shape: rank 0 has \(4, 3\), rank 1 has \(5, 3\)"
+    with pytest.raises(MismatchError, match=said):
+        dist.all_reduce(tensor)
+    dist.destroy_process_group()
+
+
+@on_ranks(2)
+def test_truths_are_scattered_as_they_are_reduced(tmp_path: Path) -> None:
+    begin(tmp_path)
+    rank, size = hvd.rank(), hvd.size()
+    for op in OPS:
+        reduced, scattered = torch.tensor([rank == 0, True, False, rank == 1]), torch.zeros(2, dtype=torch.bool)
+        dist.reduce_scatter(scattered, list(reduced.clone().split(2)), op=op)
+        dist.all_reduce(reduced, op=op)
+        assert scattered.tolist() == reduced.chunk(size)[rank].tolist(), op
     dist.destroy_process_group()
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import horovodish.torch as hvd
-from horovodish.errors import StallError
+from horovodish.errors import HorovodInternalError, StallError
 from support.on_ranks import on_ranks
 from support.process_groups import begin, numbers
 
@@ -49,6 +49,9 @@ def test_sends_and_receives(tmp_path: Path) -> None:
         assert objects == [{"of": 1}]
     with pytest.raises(StallError, match=r"receive from rank \d with tag 9 in process group 0 has taken longer"):
         dist.irecv(torch.zeros(1), src=left, tag=9).wait(timedelta(seconds=0.3))
+    own = r"^receive from rank (\d) with tag 0 in process group 0 failed on rank \1: rank \1 is this rank itself"
+    with pytest.raises(HorovodInternalError, match=own):
+        dist.recv(torch.zeros(1), src=rank)
     dist.barrier()
     dist.isend(torch.full((1,), 5.0), dst=right, tag=9)
     came = torch.zeros(1)
