@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp as TorchOp
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from horovodish import _native
 from horovodish.collectives.devices import HOST, Placement
@@ -269,7 +270,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit("barrier", [], lambda *_: [], opts)
 
     def send(self, tensors: list[Tensor], destination: int, tag: int = 0) -> Work:
-        tensor, peer = _only(tensors), self._world_rank(destination)
+        tensor, peer = _arrived(_only(tensors)), self._world_rank(destination)
         handle = send(TENSORS, _movable(tensor), peer, tag, **self._as_transfer())
         handle.settles_within(0.0)  # a small tensor leaves at once, without the engine's thread
         return self._transfer(handle, tensor, f"send to rank {peer} with tag {tag}")
@@ -391,6 +392,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit("alltoall", [Part(sent)], finish, opts, splits=leaving, root_rank=root)
 
     def _received(self, tensor: Tensor, rank: int, tag: int, what: str) -> Work:
+        tensor = _arrived(tensor)
         if not tensor.is_contiguous():
             raise ValueError(f"{what}: the tensor is not contiguous; receive into a contiguous one and copy")
         handle = receive(TENSORS, _movable(tensor.detach()), rank, tag, **self._as_transfer())
@@ -473,10 +475,16 @@ def _only(given: Sequence[Any]) -> Any:
     return given[0]
 
 
+def _arrived(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the one that a functional collective writes to, once it has."""
+    return tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+
+
 def _contiguous(tensor: Tensor) -> Tensor:
     """The tensor itself, or a copy where its memory does not hold its elements one after another."""
     if tensor.layout is not torch.strided:
         raise UnsupportedTensorError(f"a tensor of layout {tensor.layout} is not supported; pass tensor.to_dense()")
+    tensor = _arrived(tensor)
     row_major = (tensor.detach() if tensor.requires_grad else tensor).contiguous()
     return row_major.resolve_conj().resolve_neg()
 

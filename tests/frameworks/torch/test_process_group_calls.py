@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import Tensor
 from torch.distributed import ReduceOp
 from torch.distributed.device_mesh import init_device_mesh
@@ -328,6 +329,37 @@ def _broadcast_from(root: int) -> dist.BroadcastOptions:
     options = dist.BroadcastOptions()
     options.rootRank = root
     return options
+
+
+@on_ranks(2)
+def test_what_functional_collectives_bring(tmp_path: Path) -> None:
+    """Their results are no plain tensors. `DTensor.to_local()` gives such a result, too."""
+    begin(tmp_path)
+    rank, world = hvd.rank(), dist.group.WORLD
+
+    def sum_of(*values: float) -> Tensor:
+        return functional.all_reduce(torch.tensor(values), "sum", world)
+
+    own = sum_of(1.0, 2.0)
+    dist.all_reduce(own)
+    assert own.tolist() == [4.0, 8.0]
+    dist.broadcast(own := sum_of(1.0 + rank), 0)
+    assert own.tolist() == [3.0]
+    came = [torch.zeros(1), torch.zeros(1)]
+    dist.all_gather(came, sum_of(1.0))
+    assert came == [torch.tensor([2.0])] * 2
+    dist.all_to_all_single(whole := torch.zeros(2), sum_of(1.0, 2.0))
+    assert whole.tolist() == [2.0 * (rank + 1)] * 2
+    dist.reduce_scatter_tensor(part := torch.zeros(1), sum_of(1.0, 2.0))
+    assert part.tolist() == [4.0 * (rank + 1)]
+    parts = [sum_of(3.0), sum_of(4.0)]
+    dist.scatter(part, parts if rank == 0 else None)
+    assert part.tolist() == [6.0 + 2 * rank]
+    own = sum_of(5.0)
+    dist.send(own, 1) if rank == 0 else dist.recv(part, 0)
+    dist.send(part, 0) if rank else dist.recv(own, 1)
+    assert own.tolist() == [10.0]
+    dist.destroy_process_group()
 
 
 @on_ranks(2)
