@@ -122,6 +122,7 @@ class Engine:
         ends: Sequence[int],
         tag: int,
         codec: str,
+        function: str,
         owner: object,
     ) -> Handle: ...
     def refuse(self, kind: int, name: str, process_set: int, why: str) -> None: ...

@@ -89,6 +89,7 @@ class Operation(NamedTuple):
         ends: where each rank's part of the elements ends, if the parts are not even. All members have one dtype.
         tag: of a send or a receive; the two that belong together have the same.
         codec: of an allreduce by Sum or Average; None: values travel as they are.
+        function: of the caller, if several of its functions make operations of this kind. The ranks must agree on it.
     """
 
     kind: str
@@ -107,3 +108,4 @@ class Operation(NamedTuple):
     ends: tuple[int, ...] = ()
     tag: int = 0
     codec: Codec | None = None
+    function: str = ""

@@ -417,6 +417,7 @@ def submit(
         ends,
         tag,
         codec,
+        function,
     ) = operation
     process_set_id: Any = process_set.process_set_id  # a number, because the set is in use
     device, current_stream, _ = placement
@@ -441,6 +442,7 @@ def submit(
             ends,
             tag,
             text_of(codec),
+            function,
             keep_alive,
         )
     except TypeError:

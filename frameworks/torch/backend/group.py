@@ -171,7 +171,7 @@ class ProcessGroup(dist.ProcessGroup):
         op = _op_of(opts, _OPS + _BITWISE)
         if isinstance(op, ReduceOp):
             return self._reduced(tensors, tensors, op, opts)
-        return self._reduced_bits(_only(tensors), op, opts)
+        return self._reduced_bits(_only(tensors), _only(tensors), op, opts)
 
     @_call("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
@@ -183,7 +183,10 @@ class ProcessGroup(dist.ProcessGroup):
         opts = opts or dist.ReduceOptions()
         root = self._world_rank(opts.rootRank)
         targets = tensors if opts.rootRank == self.rank() else [torch.empty_like(each) for each in tensors]
-        return self._reduced(tensors, targets, _op_of(opts), opts, root)
+        op = _op_of(opts, _OPS + _BITWISE)
+        if isinstance(op, ReduceOp):
+            return self._reduced(tensors, targets, op, opts, root)
+        return self._reduced_bits(_only(tensors), _only(targets), op, opts, f" to rank {opts.rootRank}")
 
     @_call("broadcast")
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> Work:
@@ -191,7 +194,9 @@ class ProcessGroup(dist.ProcessGroup):
         room = _contiguous(_only(tensors))
         sent = _movable(room)
         root = self._world_rank(opts.rootRank)
-        return self._submit("broadcast", [Part(sent, sent)], _brings([room], tensors), opts, root_rank=root)
+        return self._submit(
+            "broadcast", [Part(sent, sent)], _brings([room], tensors), opts, _moved(room), root_rank=root
+        )
 
     @_call("all_gather_single")
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
@@ -252,7 +257,9 @@ class ProcessGroup(dist.ProcessGroup):
             self._check_parts(parts, "gather_list", tensor.numel())
         leaving = self._at(opts.rootRank, tensor.numel())
         arriving = _lengths(parts) or self._at(0, 0)
-        return self._exchanged(_contiguous(tensor).reshape(-1), leaving, parts, arriving, opts, root)
+        return self._exchanged(
+            _contiguous(tensor).reshape(-1), leaving, parts, arriving, opts, root, _elements_of(tensor)
+        )
 
     @_call("scatter")
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:
@@ -263,7 +270,8 @@ class ProcessGroup(dist.ProcessGroup):
             self._check_parts(parts, "scatter_list", output.numel())
         source = _laid_end_to_end(parts) if parts else output.new_empty(0)
         arriving = self._at(opts.rootRank, output.numel())
-        return self._exchanged(source, _lengths(parts) or self._at(0, 0), [output], arriving, opts, root)
+        leaving = _lengths(parts) or self._at(0, 0)
+        return self._exchanged(source, leaving, [output], arriving, opts, root, _elements_of(output))
 
     @_call("barrier")
     def barrier(self, opts: Any = None) -> Work:
@@ -322,16 +330,25 @@ class ProcessGroup(dist.ProcessGroup):
 
         return self._submit("allgather", [Part(each) for each in sent], finish, opts)
 
-    def _reduced_bits(self, tensor: Tensor, reduce: Callable[[Tensor, Tensor], Tensor], opts: Any) -> Work:
+    def _reduced_bits(
+        self, tensor: Tensor, target: Tensor, reduce: Callable[[Tensor, Tensor], Tensor], opts: Any, whose: str = ""
+    ) -> Work:
         rooms = tensor.new_empty((self.size(), *tensor.shape))
 
         def finish(*_: object) -> list[Tensor]:
-            tensor.copy_(functools.reduce(reduce, rooms.unbind()))
-            return [tensor]
+            target.copy_(functools.reduce(reduce, rooms.unbind()))
+            return [target]
 
-        return self._gathered([rooms], [tensor], opts, finish)
+        return self._gathered([rooms], [tensor], opts, finish, f" with {reduce.__name__}{whose}")
 
-    def _gathered(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any, finish: Finish | None = None) -> Work:
+    def _gathered(
+        self,
+        outputs: list[Tensor],
+        inputs: list[Tensor],
+        opts: Any,
+        finish: Finish | None = None,
+        variant: str = "",
+    ) -> Work:
         for output, input in zip(outputs, inputs, strict=True):
             _check_whole(output, input, self.size(), "output", "input")
         if len(inputs) > 1:
@@ -339,7 +356,8 @@ class ProcessGroup(dist.ProcessGroup):
         room = _contiguous(outputs[0])
         source, target = _movable(_contiguous(inputs[0])), _movable(room)
         part = Part(source, target, (self.size(), *source.shape), source.numel() * self.rank())
-        return self._submit("allgather", [part], finish or _brings([room], outputs), opts, by_elements=True)
+        finish = finish or _brings([room], outputs)
+        return self._submit("allgather", [part], finish, opts, variant + _moved(inputs[0]), by_elements=True)
 
     def _gathered_by_rows(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any, finish: Finish | None) -> Work:
         """Several tensors at once. By elements, a rank's part would be one of all of them laid end to end."""
@@ -351,7 +369,8 @@ class ProcessGroup(dist.ProcessGroup):
                 output.detach().copy_(came.view(output.dtype).view(output.shape))
             return finish(native, placement) if finish else outputs
 
-        return self._submit("allgather", [Part(each) for each in sent], taken, opts)
+        moved = "".join(map(_moved, inputs))
+        return self._submit("allgather", [Part(each) for each in sent], taken, opts, moved)
 
     def _gathered_into_lists(self, lists: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> Work:
         for outputs, input in zip(lists, inputs, strict=True):
@@ -375,7 +394,14 @@ class ProcessGroup(dist.ProcessGroup):
         return self._submit("reducescatter", parts, _brings(rooms, outputs), opts, op=op)
 
     def _exchanged(
-        self, source: Tensor, leaving: list[int], outputs: list[Tensor], arriving: list[int], opts: Any, root: int = 0
+        self,
+        source: Tensor,
+        leaving: list[int],
+        outputs: list[Tensor],
+        arriving: list[int],
+        opts: Any,
+        root: int = 0,
+        variant: str = "",
     ) -> Work:
         call, sent = self._members.call(), _movable(source)
         item = sent.numel() // max(source.numel(), 1)  # bytes, where these are what moves
@@ -389,7 +415,8 @@ class ProcessGroup(dist.ProcessGroup):
             _deal_out(came.view(source.dtype), outputs)
             return outputs
 
-        return self._submit("alltoall", [Part(sent)], finish, opts, splits=leaving, root_rank=root)
+        variant += _moved(source)
+        return self._submit("alltoall", [Part(sent)], finish, opts, variant, splits=leaving, root_rank=root)
 
     def _received(self, tensor: Tensor, rank: int, tag: int, what: str) -> Work:
         tensor = _arrived(tensor)
@@ -407,9 +434,11 @@ class ProcessGroup(dist.ProcessGroup):
         call, ranks = f"{what} in {self._members.label}", self._members.ranks
         return Transfer(handle, call, self._timeout, self._completions, [tensor], ranks)
 
-    def _submit(self, kind: str, parts: list[Part], finish: Finish, opts: Any, **details: Any) -> Work:
+    def _submit(
+        self, kind: str, parts: list[Part], finish: Finish, opts: Any, variant: str = "", **details: Any
+    ) -> Work:
         waits = not getattr(opts, "asyncOp", True)
-        handle, device = self._members.submit(kind, parts, finish, waits, **details)
+        handle, device = self._members.submit(kind, parts, finish, waits, variant, **details)
         devices: list[int | str | torch.device] = [] if device == HOST else [device]
         return Work(handle, self._members.call(), self._timeout, self._completions, devices)
 
@@ -455,7 +484,9 @@ def _op_of(opts: Any, ops: tuple[tuple[Any, Any], ...] = _OPS) -> Any:
     for theirs, ours in ops:
         if wanted == theirs:
             return ours
-    raise ValueError("this operation takes ReduceOp.SUM, AVG, PRODUCT, MIN and MAX; all_reduce also BAND, BOR and BXOR")
+    raise ValueError(
+        "this operation takes ReduceOp.SUM, AVG, PRODUCT, MIN and MAX; all_reduce and reduce also BAND, BOR and BXOR"
+    )
 
 
 def _as_numbers(
@@ -495,6 +526,16 @@ def _movable(tensor: Tensor) -> Tensor:
         return tensor
     # One element is contiguous with any stride, but a view of another element size needs a stride of 1.
     return _contiguous(tensor).as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _elements_of(tensor: Tensor) -> str:
+    """Says how many there are, where the engine lets each rank have a number of its own."""
+    return f" of {tensor.numel()} elements"
+
+
+def _moved(tensor: Tensor) -> str:
+    """Names the dtype if the engine sees bytes."""
+    return f" of {tensor.dtype}" if moves_as_bytes(tensor) else ""
 
 
 def _brings(rooms: Iterable[Tensor], targets: list[Tensor]) -> Finish:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import queue
@@ -17,10 +18,69 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from horovodish.errors import RankLostError, StallError
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
+
+__all__ = ["Meeting", "tell_of_shutdown"]
 
 _SHORTEST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 0.0002, 0.05
 _NEWS_SECONDS = 5.0
 """The engine knows within this time why the store does not answer."""
+_FAREWELL_SECONDS = 1.0
+"""For so long a rank that ends waits for a store that may have ended before."""
+
+
+class _Told:
+    """What this process has written to a store about itself. Groups of a rank share it.
+
+    Attributes:
+        store: the last one; None: nothing is written.
+        rank: of the world.
+    """
+
+    def __init__(self) -> None:
+        self.store: Any = None
+        self.rank = 0
+
+
+def tell_of_shutdown(store: Any, rank: int) -> None:
+    """Have this rank write to the store when its engine stops, so that no group waits for the rank any longer.
+
+    Args:
+        store: of a group.
+        rank: of the world.
+    """
+    told = part(_Told)
+    told.store, told.rank = _shared(store), rank
+    told.store.set(_shutdown_of(rank), "")
+
+
+def _say_shutdown() -> None:
+    told = part(_Told)
+    store, told.store = told.store, None
+    if store is not None:
+        key = _shutdown_of(told.rank)
+        asks = threading.Thread(target=_ask, args=(lambda: store.set(key, "yes"), queue.SimpleQueue()), daemon=True)
+        asks.start()
+        asks.join(_FAREWELL_SECONDS)
+
+
+basics.follow(stopped=_say_shutdown)
+
+
+def _shared(store: Any) -> Any:
+    """The store without the prefixes of groups."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def _is_shut_down(store: Any, rank: int) -> bool:
+    key = _shutdown_of(rank)
+    return bool(store.check([key]) and store.get(key) == b"yes")
+
+
+def _shutdown_of(rank: int) -> str:
+    return f"horovodish: shutdown of rank {rank}"
 
 
 class Meeting:
@@ -39,7 +99,7 @@ class Meeting:
         # PyTorch gives a store and a name again after `destroy_process_group`, perhaps to a group of other ranks.
         members = ",".join(map(str, ranks))
         count = self._answer(lambda: store.add(f"groups of {members}, {rank}", 1))
-        self._store = PrefixStore(f"{members}/{count}", store)
+        self._store, self._shared = PrefixStore(f"{members}/{count}", store), _shared(store)
         self._round = 0
 
     def __call__(self, value: Any, seconds: float | None = None) -> list[Any]:
@@ -92,8 +152,20 @@ class Meeting:
             if 0 < warns_at < waited:
                 self._warn(keys, warns_at)
                 warns_at = math.inf
+            if nap == _LONGEST_NAP_SECONDS:
+                self._check_shutdowns(keys)
             time.sleep(nap)
             nap = min(1.5 * nap, _LONGEST_NAP_SECONDS)
+
+    def _check_shutdowns(self, keys: Sequence[str]) -> None:
+        """Raise if a rank that did not come will never come."""
+        for rank, key in zip(self._ranks, keys, strict=True):
+            is_over = self._answer(functools.partial(_is_shut_down, self._shared, rank))
+            if is_over and not self._has([key]):
+                raise RankLostError(
+                    f"{self._purpose}: rank {rank} did not come, and its script has ended or called shutdown(). "
+                    "Remedy: make the same calls on all ranks of the group"
+                )
 
     def _all_are_there(self, keys: list[str], seconds: float) -> bool:
         if self._has(keys, seconds):

@@ -22,7 +22,7 @@ from horovodish.errors import NotInitializedError, RankLostError, UnsupportedTen
 from horovodish.runtime import basics
 from horovodish.torch.adapter import TENSORS
 from horovodish.torch.backend.futures import depth
-from horovodish.torch.backend.meeting import Meeting
+from horovodish.torch.backend.meeting import Meeting, tell_of_shutdown
 from horovodish.torch.tensors import check_tensor, member
 
 __all__ = ["Call", "Finish", "Members", "Part"]
@@ -68,6 +68,11 @@ class Call(NamedTuple):
     depth: int
     label: str
 
+    @property
+    def function(self) -> str:
+        """Equal for a function of one tensor, of several and of lists: members may differ in that."""
+        return self.method.removesuffix("_coalesced").removesuffix("_single")
+
     def __str__(self) -> str:
         where = " in callbacks" * bool(self.depth)
         return f"{self.method}, call {self.number}{where} of {self.label}"
@@ -104,12 +109,14 @@ class Members:
 
     Raises:
         StallError: a member does not come in time.
+        RankLostError: a member was lost, or has ended before it came.
         HorovodInternalError: another member failed to make the group.
     """
 
     def __init__(self, store: Any, own: int, ranks: Sequence[int], label: str, timeout: timedelta):
         self.own, self.ranks, self.label, self.timeout = own, list(ranks), label, timeout
         self._meeting = Meeting(store, own, ranks, timeout, label)
+        tell_of_shutdown(store, basics.rank())
         self._set: ProcessSet | None = add_members_set(ranks, self._meeting, timeout.total_seconds(), label)
         self._sequences = [self._sequence(0)]
         self._growing = threading.Lock()
@@ -150,7 +157,7 @@ class Members:
         return self._set
 
     def submit(
-        self, kind: str, parts: Sequence[Part], finish: Finish, waits: bool, **details: Any
+        self, kind: str, parts: Sequence[Part], finish: Finish, waits: bool, variant: str = "", **details: Any
     ) -> tuple[Handle[list[Tensor]], int]:
         """Hand the operation of the call that has begun to the engine. Blocks where too many are under way.
 
@@ -159,13 +166,15 @@ class Members:
             parts: its tensors.
             finish: makes the result.
             waits: the caller waits at once.
+            variant: what the members must agree on, and the engine does not see.
 
         Returns:
             The handle and the device of its tensors.
         """
         sequence = self._sequences[depth()]
         name = sequence.name()
-        operation = Operation(kind, name, self.process_set(), **details)
+        function = sequence.call.function + variant
+        operation = Operation(kind, name, self.process_set(), function=function, **details)
         members = [_member(part, sequence.call, operation.op) for part in parts]
         placement = TENSORS.placement(operation, [part.source for part in parts], members)
         if placement.is_staged:

@@ -84,6 +84,10 @@ bool alike(const Member& a, const Member& b) { return a.name == b.name && a.dtyp
 
 // The first difference; none if only the family differs: one of the ranks may make the same call from another function.
 std::optional<Difference> first_difference(const Request& a, const Request& b) {
+  if (a.function != b.function) {
+    return Difference{a.name, "function", a.function, b.function,
+                      "call the same functions in the same order on every rank"};
+  }
   if (a.kind != b.kind) {
     return Difference{a.name, "collective", std::string(name_of(a.kind)), std::string(name_of(b.kind)),
                       shown(a.name)[0] == '\''

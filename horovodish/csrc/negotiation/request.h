@@ -79,6 +79,7 @@ struct Request {
 
   Kind kind = Kind::allreduce;
   std::string name;
+  std::string function;  // of the caller, if several of its functions make operations of this kind; else empty
   ReduceOp op = ReduceOp::sum;
   double prescale = 1.0;
   double postscale = 1.0;
@@ -100,8 +101,9 @@ struct Request {
 
   // A signature contains only the kind of device: ranks use different ordinals for "my GPU".
   static auto fields(auto& its) {
-    return std::tie(its.family, its.kind, its.name, its.op, its.prescale, its.postscale, its.root, its.by_elements,
-                    its.ends, its.compression, its.chunk_bytes, its.segment_bytes, its.members, its.refusal);
+    return std::tie(its.family, its.kind, its.name, its.function, its.op, its.prescale, its.postscale, its.root,
+                    its.by_elements, its.ends, its.compression, its.chunk_bytes, its.segment_bytes, its.members,
+                    its.refusal);
   }
 
   bool on_host() const { return device == kHost; }

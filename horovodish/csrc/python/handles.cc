@@ -58,11 +58,13 @@ PyHandle enqueue(const std::shared_ptr<Engine>& engine, int kind, const std::str
                  bool waits, int process_set, const std::vector<int64_t>& splits,
                  const std::vector<std::string>& member_names, std::optional<uintptr_t> stream,
                  const std::optional<std::tuple<std::string, size_t, int64_t, int64_t>>& family, bool by_elements,
-                 const std::vector<int64_t>& ends, uint32_t tag, const std::string& codec, nb::object owner) {
+                 const std::vector<int64_t>& ends, uint32_t tag, const std::string& codec, const std::string& function,
+                 nb::object owner) {
   release_owners();
   auto request = std::make_shared<Request>();
   request->kind = static_cast<Kind>(kind);
   request->name = name;
+  request->function = function;
   request->op = static_cast<ReduceOp>(op);
   request->prescale = prescale;
   request->postscale = postscale;
@@ -204,7 +206,8 @@ void bind_handles(nb::module_& module, nb::class_<Engine>& engine) {
   engine.def("enqueue", &enqueue, nb::arg("kind"), nb::arg("name"), nb::arg("op"), nb::arg("prescale"),
              nb::arg("postscale"), nb::arg("root"), nb::arg("tensors"), nb::arg("device"), nb::arg("waits"),
              nb::arg("process_set"), nb::arg("splits"), nb::arg("member_names"), nb::arg("stream"), nb::arg("family"),
-             nb::arg("by_elements"), nb::arg("ends"), nb::arg("tag"), nb::arg("codec"), nb::arg("owner").none());
+             nb::arg("by_elements"), nb::arg("ends"), nb::arg("tag"), nb::arg("codec"), nb::arg("function"),
+             nb::arg("owner").none());
 }
 
 }  // namespace horovodish

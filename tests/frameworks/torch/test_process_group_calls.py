@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import itertools
 import re
 import sys
 import threading
@@ -46,17 +47,23 @@ DTYPES = (
 )
 MOVES = ("broadcast", "all_gather", "all_gather_single", "gather", "scatter", "all_to_all_single")
 OPS = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 Call = Callable[[dist.ProcessGroup], list[Tensor]]
 
 
-def reduced(op: Any, dtype: torch.dtype, shape: tuple[int, ...], *, transposed: bool = False) -> Call:
+def reduced(
+    op: Any, dtype: torch.dtype, shape: tuple[int, ...], *, transposed: bool = False, to: int | None = None
+) -> Call:
     def call(group: dist.ProcessGroup) -> list[Tensor]:
         tensor = numbers(shape, dtype, dist.get_rank(group))
         tensor = tensor.t().contiguous().t() if transposed else tensor
-        dist.all_reduce(tensor, op=op, group=group)
-        return [tensor]
+        if to is None:
+            dist.all_reduce(tensor, op=op, group=group)
+        else:
+            dist.reduce(tensor, group_dst=to, op=op, group=group)
+        return [tensor] if to in (None, dist.get_rank(group)) else []  # gloo writes to the others' tensors, too
 
     return call
 
@@ -112,6 +119,7 @@ def test_reductions_are_those_of_gloo(tmp_path: Path) -> None:
     check_equal(reduced(ReduceOp.SUM, torch.float32, (3, 4), transposed=True), gloo, "transposed")
     for op in BITWISE:
         check_equal(reduced(op, torch.int32, (5,)), gloo, op)
+        check_equal(reduced(op, torch.int32, (5,), to=hvd.size() - 1), gloo, op)
     dist.destroy_process_group()
 
 
@@ -267,7 +275,7 @@ def test_ranks_that_call_different_things(tmp_path: Path) -> None:
     rank, world = hvd.rank(), dist.group.WORLD
     dist.barrier()
     said = f"{'all_reduce' if rank else 'broadcast'}, call 2 of process group 0 failed on rank {rank}: the ranks "
-    said += "disagree about its collective: rank 0 has broadcast, rank 1 has allreduce. Remedy: call the same"
+    said += "disagree about its function: rank 0 has broadcast, rank 1 has all_reduce. Remedy: call the same"
     with pytest.raises(MismatchError, match=f"^{said}"):
         dist.all_reduce(torch.ones(3)) if rank else dist.broadcast(torch.ones(3), 0)
     with pytest.raises(MismatchError, match=r"shape"):
@@ -276,9 +284,48 @@ def test_ranks_that_call_different_things(tmp_path: Path) -> None:
         world._allgather_base(torch.ones(2 * (3 + rank)), torch.ones(3 + rank)).wait()
     with pytest.raises(ValueError if rank else MismatchError, match=r"the output has 5 elements"):
         world._allgather_base(torch.ones(6 - rank), torch.ones(3)).wait()
+    room, own = [torch.ones(3 + rank) for _ in range(2)], torch.ones(3 + rank)
+    with pytest.raises(MismatchError, match=r"rank 0 has gather of 3 elements, rank 1 has gather of 4 elements"):
+        dist.gather(own, None if rank else room)
+    with pytest.raises(MismatchError, match=r"rank 0 has scatter of 3 elements, rank 1 has scatter of 4 elements"):
+        dist.scatter(own, None if rank else room)
     tensor = torch.ones(3)
     dist.all_reduce(tensor)  # and the group goes on
     assert tensor.tolist() == [2.0] * 3
+    dist.destroy_process_group()
+
+
+@on_ranks(2)
+def test_no_two_functions_stand_for_each_other(tmp_path: Path) -> None:
+    """Also where the engine does the same for both, on tensors of equal shapes."""
+    begin(tmp_path)
+    rank, world = hvd.rank(), dist.group.WORLD
+    ones, halves = torch.ones(2, dtype=torch.int32), [torch.ones(1, dtype=torch.int32) for _ in range(2)]
+
+    def rooted(options: Any) -> Any:
+        options.rootRank = 0
+        return options
+
+    def eights(dtype: torch.dtype) -> Tensor:
+        return torch.ones(2).to(dtype)
+
+    calls = [
+        *(lambda op=op: dist.all_reduce(ones.clone(), op) for op in (*OPS, *BITWISE)),
+        *(lambda op=op: dist.reduce(ones.clone(), 0, op) for op in (*OPS, *BITWISE)),
+        *(lambda dtype=dtype: dist.broadcast(eights(dtype), 0) for dtype in (torch.uint8, *EIGHT_BITS)),
+        lambda: dist.broadcast(ones.clone(), 0),
+        lambda: world.reduce_scatter([ones[:1].clone()], [halves]).wait(),
+        lambda: world.allgather([halves], [ones[:1]]).wait(),
+        lambda: world.alltoall(halves, [each.clone() for each in halves]).wait(),
+        lambda: world.gather([] if rank else [halves], [ones[:1]], rooted(dist.GatherOptions())).wait(),
+        lambda: world.scatter([ones[:1].clone()], [] if rank else [halves], rooted(dist.ScatterOptions())).wait(),
+        lambda: dist.barrier(),
+    ]
+    for first, second in itertools.permutations(calls, 2):
+        with pytest.raises(MismatchError):
+            (second if rank else first)()
+    for call in calls:
+        call()
     dist.destroy_process_group()
 
 

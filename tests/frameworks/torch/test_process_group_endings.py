@@ -160,6 +160,18 @@ def test_a_member_that_does_not_come(tmp_path: Path) -> None:
     run_ranks(_waits_for_a_member, 3, args=(str(tmp_path),), begin=True, fresh=True)
 
 
+def _ends_while_another_makes_a_group(folder: str) -> None:
+    begin(Path(folder))
+    dist.barrier()
+    if hvd.rank() == 0:
+        with pytest.raises(RankLostError, match=r"process group .*: rank 1 did not come, and its script has ended or"):
+            dist.new_group([0, 1])
+
+
+def test_a_member_that_ends_before_it_makes_a_group(tmp_path: Path) -> None:
+    run_ranks(_ends_while_another_makes_a_group, 3, args=(str(tmp_path),), begin=True, fresh=True)
+
+
 def _loses_a_rank(folder: str) -> None:
     begin(Path(folder))
     dist.barrier()
