@@ -85,6 +85,8 @@ def _chosen(arguments: Sequence[str] | None) -> int:
                 return page.report(asked.files, asked.output, without_names=asked.without_names)
             case ["predict", "--calibrate", *rest]:
                 return _calibrate(rest)
+            case ["predict", first, *rest] if first.startswith("--calibrate="):
+                return _calibrate([first.partition("=")[2], *rest])
             case ["predict", *rest]:
                 predicts = predict_parser()
                 of = predicts.parse(rest)

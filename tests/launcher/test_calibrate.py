@@ -52,6 +52,7 @@ def test_a_part_of_the_table_of_predicted_and_measured_steps(start: Callable[...
         ("--calibrate '' -np 2", "--calibrate needs the name of a file first"),
         ("--calibrate {folder} -np 2", "{folder}: that is a folder; name a file in it"),
         ("--calibrate {folder}/no/c.yaml -np 2", "--calibrate {folder}/no/c.yaml: there is no folder {folder}/no"),
+        ("--calibrate=c.yaml -np 2 python x.py", "starts a program of its own: leave out python x.py"),
         ("--calibrate c.yaml -np 2 python x.py", "starts a program of its own: leave out python x.py"),
         ("--calibrate c.yaml --npp 2", "there is no flag --npp; did you mean -np?"),
         ("model.yaml --calibrate c.yaml", "--calibrate comes first: horovodish predict --calibrate CLUSTER.yaml"),
