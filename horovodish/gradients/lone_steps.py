@@ -13,9 +13,9 @@ from horovodish.runtime import basics
 __all__ = ["Count", "LoneSteps", "calls_of"]
 
 STEPS_PER_COLLECTIVE = 10
-"""There is no warning if the script makes at least one collective per this many steps."""
+"""There is no warning if the script makes at least one collective per this many steps, besides single numbers."""
 EARLY_STEPS = 100
-"""After this many steps without any collective, the warning comes at once, not at the end."""
+"""After this many steps without any such collective, the warning comes at once, not at the end."""
 _METRICS = 4
 """A program counts as reducing nothing if less than this part of the bytes of its parameters was reduced."""
 _ALLOWED = "If each rank is to train its own model, or if the script averages the models itself, ignore this warning."

@@ -359,19 +359,19 @@ bool Engine::farewells_sent() {
 // A rank that has joined does not know what others have reduced since, until its join() returns.
 void Engine::count(const Operation& operation) noexcept {
   const Request& request = *operation.request;
+  size_t bytes = 0;
+  for (const Member& member : request.members) {
+    if (member.count() > 1) bytes += row_bytes(member);
+  }
   if (has_caller(operation) && (request.kind == Kind::allreduce || request.kind == Kind::reducescatter)) {
-    size_t bytes = 0;
-    for (const Member& member : request.members) {
-      if (member.count() > 1) bytes += row_bytes(member);
-    }
     reduced_bytes_ += bytes;
     page_->reduced_bytes.store(reduced_bytes_, std::memory_order_relaxed);
   }
   if (operation.process_set != 0 || request.is_transfer()) return;  // some ranks have more of these than others
-  if (!has_caller(operation)) {
-    ++completed_while_joined_;
-  } else {
-    completed_ += request.kind == Kind::join ? 1 + completed_while_joined_.exchange(0) : 1;
+  if (request.kind == Kind::join) {
+    completed_ += completed_while_joined_.exchange(0);
+  } else if (bytes > 0) {
+    ++(has_caller(operation) ? completed_ : completed_while_joined_);
   }
 }
 

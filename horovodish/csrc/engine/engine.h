@@ -144,8 +144,8 @@ class Engine final {
   // operations that peers are executing go on, unless this rank still has work to do for them. `failed`: the rank
   // leaves because of an error. The destructor calls it if nobody else has.
   void stop(bool failed, const std::string& reason) noexcept;
-  // How many operations of all ranks have succeeded here. Of several ranks that were cut off, the one with the largest
-  // number is furthest.
+  // How many operations of all ranks have succeeded here and may have shared gradients or parameters: barriers and
+  // operations on single numbers do not count.
   uint64_t completed() const { return completed_; }
   // Begins a step of this rank, which is about to reduce gradients for the first time since an optimizer's last step.
   // The step lasts until the next one begins. A compiled program calls it each time that it runs.

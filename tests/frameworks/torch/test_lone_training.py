@@ -233,7 +233,17 @@ def reduce_nothing() -> list[list[str]]:
     def unwrapped(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
         return optimizer
 
-    return [trained(unwrapped, broadcast), trained(unwrapped, broadcast, average), trained(unwrapped, steps=150)]
+    def log(model: nn.Module) -> None:
+        hvd.allreduce(model[0].bias.sum(), name="loss")
+        hvd.barrier()
+
+    return [
+        trained(unwrapped, broadcast),
+        trained(unwrapped, broadcast, average),
+        trained(unwrapped, steps=150),
+        trained(unwrapped, broadcast, log),
+        trained(unwrapped, broadcast, log, steps=150),
+    ]
 
 
 def reduce_in_other_ways() -> list[list[str]]:
@@ -268,8 +278,11 @@ def test_ranks_that_reduce_no_gradient_are_warned_at_the_end() -> None:
     assert said.startswith(f"rank 0 of 2 took {STEPS} steps of SGD and reduced no gradients")
     assert "Remedy: optimizer = hvd.DistributedOptimizer(" in said
     assert first[1] == [], "they are averaged by hand"
-    assert [text.partition(" of SGD")[0] for text in first[2]] == ["rank 0 of 2 took 100 steps"], "before the end"
-    assert second == [[], [], []]
+    early = ["rank 0 of 2 took 100 steps"]
+    assert [text.partition(" of SGD")[0] for text in first[2]] == early, "before the end"
+    assert first[3] == first[0], "a loss and a barrier in each step share nothing"
+    assert [text.partition(" of SGD")[0] for text in first[4]] == early
+    assert second == [[]] * 5
 
 
 @on_ranks(2)
