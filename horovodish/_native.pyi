@@ -166,6 +166,7 @@ class Engine:
 
 TREE_ARITY: int
 
+def compares_at(number: int) -> bool: ...
 def fastest_allreduce(ranks: int, bytes: int) -> str: ...
 
 class testing:

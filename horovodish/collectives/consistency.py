@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from horovodish import _native
 from horovodish.collectives import comparison
 from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.submission import Handle, gather_objects_async
@@ -40,11 +41,8 @@ _APART = (
 
 
 def is_due(reduction: int, first: int) -> bool:
-    """Whether ranks compare their parameters at a reduction: at the `first`, then when its number is a power of 4.
-
-    So a run finds out soon after its ranks have parted, and a long one compares only a few times.
-    """
-    return reduction == first or (reduction > first and reduction.bit_count() == 1 and reduction.bit_length() % 2 == 1)
+    """Whether ranks compare their parameters at a reduction: at the `first`, then as `compares_at` says."""
+    return reduction == first or (reduction > first and _native.compares_at(reduction))
 
 
 def summands(checksums: Checksums) -> list[int]:

@@ -18,8 +18,12 @@ using Comparer =
 // Sets the function, and counts executions from 0 again. An empty function: nothing is compared.
 void set_comparer(Comparer comparer);
 
-// Counts an execution of `key`. Calls the function in the first `first_ones` executions, and whenever the number is a
-// power of 4. `addresses` is called only then.
+// Whether the ranks compare their parameters in a step or an execution with this number, besides the first ones. A run
+// finds out soon after its ranks have parted, and a long run compares seldom.
+bool compares_at(uint64_t number);
+
+// Counts an execution of `key`. Calls the function in the first `first_ones` executions, and whenever compares_at() is
+// true. `addresses` is called only then.
 void count_execution(const std::string& key, uint64_t first_ones, std::string_view described,
                      const std::function<std::vector<uintptr_t>()>& addresses);
 

@@ -77,6 +77,7 @@ NB_MODULE(_native, module) {
     return EngineConfig::arena_layout(local_ranks, chunk_bytes).bytes();
   });
 
+  module.def("compares_at", &compares_at, nb::arg("number"));
   module.attr("TREE_ARITY") = kTreeArity;
   module.def("fastest_allreduce", [](int ranks, size_t bytes) {
     switch (fastest_allreduce(ranks, bytes)) {

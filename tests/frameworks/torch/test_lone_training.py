@@ -158,6 +158,28 @@ def test_ranks_that_part_later_are_warned_once() -> None:
         assert "the same steps with the same learning rates" in text
 
 
+def part_after_a_thousand_steps() -> list[str]:
+    steps: list[nn.Module] = []
+
+    def moved(model: nn.Module) -> None:
+        steps.append(model)
+        if len(steps) == 1100:
+            with torch.no_grad():
+                model[1].weight += hvd.rank()
+
+    def slowly(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer.param_groups[0]["lr"] = 1e-6  # else all parameters are infinite by then
+        return wrapped(optimizer, model)
+
+    return trained(slowly, broadcast, moved, steps=2050)
+
+
+def test_ranks_that_part_late_are_warned_within_a_thousand_steps() -> None:
+    (text,), second = run_ranks(part_after_a_thousand_steps, 2)
+    assert text.startswith("the ranks train different parameters at step 2048: parameter '1.weight'"), text
+    assert second == []
+
+
 def forget_one_of_two_optimizers() -> list[list[str]]:
     """Beside a wrapped optimizer, one that is not wrapped steps: on all ranks, or on one."""
 
