@@ -128,3 +128,19 @@ def test_an_elastic_job_goes_on_without_an_agent_and_with_a_new_one(two_hosts: H
             process.send_signal(signal.SIGTERM)
             process.wait()
         thread.join()
+
+
+def test_two_hosts_on_one_machine_as_the_guide_makes_them(two_hosts: Hosts, tmp_path: Path) -> None:
+    (commands,) = re.findall(r"```sh\n(.*?)```", Path(ROOT, "docs/agents.md").read_text(), re.DOTALL)
+    Path(tmp_path, "train.py").write_text(CODE)
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    try:
+        run = subprocess.run(
+            ["sh", "-c", commands], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+    finally:
+        left = [f"ip netns del host{n} 2>/dev/null && echo host{n}" for n in (1, 2)]
+        left.append("ip link del hosts 2>/dev/null && echo hosts")
+        found = subprocess.run(["sh", "-c", "; ".join(left)], capture_output=True, text=True)
+    assert sorted(run.stdout.splitlines()) == ["0 1 host1 [2.]", "1 1 host2 [2.]"], run.stderr
+    assert found.stdout == "", "the commands leave nothing behind"

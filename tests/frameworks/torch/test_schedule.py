@@ -16,25 +16,26 @@ from support.documents import python_blocks
 from support.ranks import run_ranks
 
 _, SCHEDULE, _, RESUME, *_ = python_blocks("docs/from-ddp.md")
-RATE, EPOCHS, SAMPLES = 0.1, 8, 12
+RATE, EPOCHS, SAMPLES, BATCH = 0.1, 8, 40, 4
 WARMUP_EPOCHS = 5  # as in the guide
 
 
 def steps_per_epoch() -> int:
-    return SAMPLES // hvd.size()
+    return {2: 5, 3: 4}[hvd.size()]
 
 
 def names() -> dict[str, Any]:
     """What the guide takes for granted."""
     schedulers = {"LinearLR": LinearLR, "CosineAnnealingLR": CosineAnnealingLR, "SequentialLR": SequentialLR}
-    loader = range(steps_per_epoch())
     return {
         "hvd": hvd,
+        "math": math,
         "SGD": SGD,
         "model": torch.nn.Linear(2, 1),
         "rate": RATE,
         "epochs": EPOCHS,
-        "loader": loader,
+        "dataset": range(SAMPLES),
+        "batch": BATCH,
     } | (schedulers)
 
 
