@@ -72,6 +72,7 @@ class Rounds(AddedVariables):
         self._memory: list[list[Any]] = []
         self._counts: list[Any] = []
         self._is_showing = False
+        self._shown_at = 0  # how many steps synchronized() or a checkpoint has had
         windows.follow(self)
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -99,6 +100,10 @@ class Rounds(AddedVariables):
     def is_open(self) -> bool:
         """Whether this rank has taken steps that no other rank knows of."""
         return bool(self._counts) and backends.number_of(self._counts[1]) > 0
+
+    def is_left_open(self) -> bool:
+        """As `Round` says."""
+        return self.steps > self._shown_at and self.is_open()
 
     def restart(self) -> None:
         """Forget the round. The parameters stay as they are."""
@@ -204,6 +209,10 @@ class Rounds(AddedVariables):
         if not self._is_idle and self.is_open():
             _assign(self._changing(), self._met(self._of_changes))
 
+    def is_shown(self) -> None:
+        """A checkpoint or `synchronized()` has all steps so far."""
+        self._shown_at = self.steps
+
     @contextmanager
     def synchronized(self) -> Iterator[None]:
         """A context in which the variables have the values that a meeting would give them now. Collective; blocks."""
@@ -212,6 +221,7 @@ class Rounds(AddedVariables):
         if self._is_idle or not self._counts:
             yield
             return
+        self.is_shown()
         steps, kept = self.steps, [keras.ops.copy(value) for value in _values(self._changing())]
         self._is_showing = True
         try:
@@ -244,6 +254,7 @@ class SavedRounds(keras.layers.Layer):
     def save_own_variables(self, store: Any) -> None:
         """Called by Keras."""
         rounds = self._of
+        rounds.is_shown()
         for name, variable in _named(rounds, rounds.is_open()).items():
             store[name] = keras.ops.convert_to_numpy(variable)
 

@@ -315,6 +315,12 @@ def quoted_failure(text: str) -> Exception | None:
     return None
 
 
+def ends_in_order() -> bool:
+    """At the end of the process: whether the engine runs, no rank was lost or has failed, and nobody else goes on."""
+    life = part(_Life)
+    return has_engine() and failures.reason is None and not loss() and not life.goes_on_elsewhere
+
+
 def left_in_order() -> bool:
     """Whether the rank that `loss()` is about has raised nothing: only the ranks that wait for it can say where."""
     return re.match(rf"rank \d+ (called|{_ENDED})\b", loss()) is not None

@@ -49,6 +49,9 @@ class StepReducer:
         gradients: reduces gradients in every step, where the policy wants that; None: each rank uses its own.
     """
 
+    steps = 0
+    _shown_at = 0  # how many steps synchronized() or a checkpoint has had
+
     def __init__(self, parameters: Names, options: GradientOptions):
         self._parameters = parameters
         self._names_of_gradients = copy(parameters)
@@ -60,7 +63,6 @@ class StepReducer:
         self._of_changes = options.of_changes(self.policy)
         within = ranks_within(self.policy, options.process_set)
         self._of_gradients = replace(options, process_set=within or options.process_set)
-        self.steps = 0
         self.gradients: Reducer | None = None
         self._named: list[tuple[str, Tensor]] = []
         self._removed: list[tuple[str, Tensor]] = []  # from the optimizer within a round, until the round ends
@@ -117,6 +119,10 @@ class StepReducer:
         has_begun = any(place.start is not None for fragment in self._fragments for place in fragment.places)
         return has_begun or self._accumulated.has_any(self._named)
 
+    def is_left_open(self) -> bool:
+        """As `Round` says."""
+        return self.steps > self._shown_at and self.is_open()
+
     def restart(self) -> None:
         """Goes back to where the round began, among other ranks. The next use makes another plan."""
         for fragment in self._fragments:
@@ -130,6 +136,7 @@ class StepReducer:
             parameter.grad = None
 
     def __del__(self) -> None:
+        windows.is_dropped(self)
         for fragment in [*self._fragments, *filter(None, [self._shown])]:
             fragment.keep()
 
@@ -366,6 +373,7 @@ class StepReducer:
             raise RuntimeError("synchronized() within synchronized()")
         self.settle()
         self._follow()
+        self._shown_at = self.steps
         for fragment in self._fragments:
             self._receive(fragment)
         own = [
@@ -411,6 +419,7 @@ class StepReducer:
         """
         for fragment in self._fragments:
             self._receive(fragment)
+        self._shown_at = self.steps
         places = {}
         for number, parameter in enumerate(self._parameters.flat()):
             kept = {name: value for name, value in vars(self._place_of(parameter)).items() if value is not None}

@@ -11,12 +11,12 @@ hvd.init()
 rank = hvd.rank()
 
 
-def train(batches, wrap=True, after_step=lambda step: None):
+def train(batches, wrap=True, after_step=lambda step: None, **options):
     model = torch.nn.Linear(4, 1)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if wrap:
-        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), **options)
     for step in range(batches):
         optimizer.zero_grad()
         model(torch.ones(2, 4)).sum().backward()
@@ -87,6 +87,12 @@ def no_batch_before_a_join():
     it had no batch. Remedy: give every rank equally many samples"""
     train(2 * (1 - rank))
     hvd.join()
+
+
+def round_left_open():
+    r"""alone_torch.py:\d+: RuntimeWarning: training has ended within a round of sync=,
+    so the ranks have different parameters. Remedy: call optimizer.end_round\(\)"""
+    train(6, sync=hvd.LocalSGD(every=4))
 
 
 def not_wrapped():
