@@ -222,7 +222,7 @@ def _prepared(
         try:
             job = Job(command, environ, options, settings, folder, output, policy)
             opened.callback(job.close)
-            if options.meeting and not options.is_elastic:  # an elastic job asks for the agents every second
+            if options.meeting:
                 agents = watch(options.meeting)
                 opened.callback(agents.close)
                 job.watch_agents(agents)

@@ -98,7 +98,7 @@ class Meeting:
         self._watchers: set[LauncherEnd] = set()  # who wants to know of losses
         self._refused: set[str] = set()  # addresses
         self._chosen: set[LauncherEnd] | None = None  # guarded by _changed; None: all agents, also later ones
-        self._lost: list[str] = []  # guarded by _changed
+        self._lost: list[tuple[str, str]] = []  # the host's name for mpirun, and the message; guarded by _changed
         self._names: dict[tuple[str, str], str] = {}
         self._reasons: dict[LauncherEnd, str] = {}
         self._runs: dict[int, tuple[LauncherEnd, LauncherEnd]] = {}  # agent and asker
@@ -128,7 +128,7 @@ class Meeting:
     def lost(self) -> list[str]:
         """Which agents have gone, and why."""
         with self._changed:
-            return list(self._lost)
+            return [text for _, text in self._lost]
 
     def gather(
         self,
@@ -231,8 +231,10 @@ class Meeting:
             asker.say("hosts " + "\n".join(f"{host.name}:{host.slots}" for host in (hosts.hosts if hosts else ())))
         if word == "losses":
             self._watchers.add(asker)
-            for lost in self.lost:
-                asker.say(f"lost {lost}")
+            with self._changed:
+                lost = list(self._lost)
+            for host, text in lost:
+                asker.say(f"lost {host} {text}")
         if word != "start":
             return
         host, _, command = rest.partition(" ")
@@ -292,10 +294,11 @@ class Meeting:
             reason = self._reasons.pop(agent, "its process was killed, or its host cannot be reached")
             if not self._is_used(agent):
                 return
-            self._lost.append(f"{LOST}{hello.host.host} has gone: {reason}")
+            lost = self._names[hello.host.host_id], f"{LOST}{hello.host.host} has gone: {reason}"
+            self._lost.append(lost)
             self._changed.notify_all()
         for watcher in self._watchers:
-            watcher.say(f"lost {self.lost[-1]}")
+            watcher.say(f"lost {' '.join(lost)}")
         self.when_lost()
 
 
@@ -332,7 +335,7 @@ def hosts_of_meeting(name: str) -> Allocation | None:
 
 
 def watch(name: str) -> LauncherEnd:
-    """A link over which a meeting says "lost REASON" whenever an agent has gone, also of those that have gone already.
+    """A link over which a meeting says "lost HOST MESSAGE" for each agent that has gone, also before.
 
     Args:
         name: of the meeting's socket.

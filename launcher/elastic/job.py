@@ -164,7 +164,7 @@ class ElasticJob:
         is_done = members.finished and not members.saved
         if is_done or members.none_shall_go_on or job.stopped_by or job.standstill or (job.refusal and not is_later):
             return False
-        return members.has_begun or is_later
+        return members.has_begun or is_later or job.has_lost_agent
 
     @property
     def _may_start(self) -> bool:

@@ -111,7 +111,7 @@ class ElasticPolicy(EndOnLoss):
         members.lose(rank, host, ending.why or in_words(ending.status), now)
         return True
 
-    def go_on_without_link(self, rank: int, host: str, now: float) -> bool:
+    def go_on_without_link(self, rank: int, host: str, why: str, now: float) -> bool:
         if rank in self._members.alive:
-            self._members.lose(rank, host, "cannot be reached any more, or somebody killed its supervisor", now)
+            self._members.lose(rank, host, why, now)
         return True

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from horovodish.errors import SettingError
+from horovodish.launcher.agents.meeting import hosts_of_meeting
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.hosts.allocation import counted, listed
 from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices, torchs_variables
@@ -50,6 +51,7 @@ SETTLE_SECONDS = 0.3
 """How long to wait for the cause: the first event that arrives may be a consequence of one on another host."""
 LAST_WORDS_SECONDS = 3.0
 """How long the ranks' last output may take to be read after a signal ended the job. The reader may be stuck."""
+UNREACHABLE = "cannot be reached any more, or somebody killed its supervisor"
 PIECE_BYTES = 1 << 15
 """How much of stdin or of the command one message has at most."""
 
@@ -83,6 +85,7 @@ class Job:
     Attributes after `running()`:
         stopped_by: the signal to the launcher that ended the job, if one did.
         lost_agent: which agent that has started ranks has gone, and why; empty if that did not end the job.
+        has_lost_agent: whether an elastic job has lost one that had started ranks.
         refusal: why no rank was started, if that was decided when all supervisors had reported.
         standstill: why the job was ended, if ranks would have waited for others for ever.
         fault: the rank that failed first, if one did.
@@ -112,7 +115,7 @@ class Job:
         self.policy = policy
         self.keep_state_of: set[int] = set()
         self.stopped_by: int | None = None
-        self.lost_agent = ""
+        self.lost_agent, self.has_lost_agent = "", False
         self.refusal: Refusal | None = None
         self.standstill: str | None = None
         self.fault: Fault | None = None
@@ -255,20 +258,35 @@ class Job:
         os.close(self._wakeup)
 
     def watch_agents(self, link: LauncherEnd) -> None:
-        """Ends the job when an agent that starts its ranks is lost.
+        """Ends the job when an agent that starts its ranks is lost. An elastic job that has begun loses these ranks.
 
         Args:
-            link: to their meeting, which says "lost REASON" then.
+            link: to their meeting, which says "lost HOST MESSAGE" then.
         """
         self._selector.register(link.connection, selectors.EVENT_READ, lambda: self._take_losses(link))
 
     def _take_losses(self, link: LauncherEnd) -> None:
         for word, rest in link.receive():
             if word == "lost" and not self._is_ending:
-                self.lost_agent = rest
-                self._end(TERMINATE)
+                self._lose_agent(*rest.split(" ", 1))
             elif not word:
                 self._selector.unregister(link.connection)
+
+    def _lose_agent(self, host: str, why: str) -> None:
+        if self.options.is_elastic:
+            now = hosts_of_meeting(self.options.meeting)
+            if now and host in {each.name for each in now.hosts}:
+                return  # another agent is there: the launcher looks for its slots
+            ranks = {rank for each in self.options.host_ranks if each.host == host for rank in each.ranks}
+            if not ranks:
+                return  # it was lost before these ranks were started
+            self.has_lost_agent = True
+            if self._has_begun:
+                for link in [each for each in self._links if each.hello and each.hello.rank in ranks]:
+                    self._drop(link, f"was lost with its agent: {why.partition(' has gone: ')[2]}")
+                return
+        self.lost_agent = why
+        self._end(TERMINATE)
 
     def give_up(self) -> None:
         """Ends the ranks: they are not needed any more."""
@@ -460,7 +478,7 @@ class Job:
         except OSError:
             feed()  # a regular file, which cannot be watched and is always readable
 
-    def _drop(self, link: LauncherEnd) -> None:
+    def _drop(self, link: LauncherEnd, why: str = UNREACHABLE) -> None:
         self._selector.unregister(self._links.pop(link)[0])
         its, now = link.hello, time.monotonic()
         others = {self.hosts.get(rank) for rank in self.policy.alive - {its.rank}} if its else set()
@@ -468,7 +486,7 @@ class Job:
         link.close()
         if its and any(ending.rank == its.rank for ending in self._endings):
             self._cleared.add(its.rank)
-        elif its and self._has_begun and self.policy.go_on_without_link(its.rank, its.host, now):
+        elif its and self._has_begun and self.policy.go_on_without_link(its.rank, its.host, why, now):
             self._waiting.ended(its.rank, now)
             self._cleared.add(its.rank)
         else:

@@ -106,6 +106,6 @@ class EndOnLoss:
         """
         return False
 
-    def go_on_without_link(self, rank: int, host: str, now: float) -> bool:
+    def go_on_without_link(self, rank: int, host: str, why: str, now: float) -> bool:
         """Whether the job goes on although the supervisor of a rank is gone."""
         return False

@@ -128,6 +128,29 @@ def test_an_elastic_job_goes_on_without_an_agent_and_with_a_new_one(two_hosts: H
             process.send_signal(signal.SIGTERM)
             process.wait()
         thread.join()
+    text = "".join(said)
+    assert f"rank 1 on {two_hosts.name(1)} was lost with its agent: it got SIGTERM; 1 left" in text, text
+    assert "continuing with 1 rank after" in text and "ended after" in text, text
+
+
+def test_an_agent_is_killed_before_its_ranks_have_begun(two_hosts: Hosts, tmp_path: Path) -> None:
+    slow = "import time\nprint('imports', flush=True)\ntime.sleep(3)\n"
+    command = [sys.executable, "-c", slow + ELASTIC, str(tmp_path)]  # which exists, so training is over in a step
+    job = started(two_hosts, 0, "run", "--agents", "2", "--min-np", "1", *command)
+    assert job.stdout is not None and job.stderr is not None
+    address = re.search("--join (.*)", job.stderr.readline())
+    assert address
+    agents = [started(two_hosts, host, "agent", "--join", address[1], "--slots", "1") for host in (0, 1)]
+    try:
+        assert job.stdout.readline() == "imports\n"
+        agents[1].kill()
+        out, err = job.communicate(timeout=60)
+        assert job.returncode == 0 and out.splitlines()[-1] == "1 ranks on 1 hosts", err
+        assert "continuing with 1 rank after" in err, err
+    finally:
+        for process in (job, *agents):
+            process.send_signal(signal.SIGTERM)
+            process.communicate()
 
 
 def test_two_hosts_on_one_machine_as_the_guide_makes_them(two_hosts: Hosts, tmp_path: Path) -> None:

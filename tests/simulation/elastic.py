@@ -252,7 +252,7 @@ class ElasticWorld(World):
             if rank not in self.current:
                 return
             self._seen.add(rank.id)
-            self.policy.go_on_without_link(rank.number, str(rank.host), testing.clock())
+            self.policy.go_on_without_link(rank.number, str(rank.host), "is gone", testing.clock())
 
         rank.process[_Own].reports.append(lose)
 
