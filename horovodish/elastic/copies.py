@@ -5,20 +5,35 @@ from __future__ import annotations
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
 from horovodish.elastic.memory import Lengths, Memory, Position, Snapshot, checksum
 from horovodish.runtime import basics
+from horovodish.runtime.process import part
 
 __all__ = ["Copies"]
+
+
+class _OfRank(weakref.WeakSet["Copies"]):
+    """The copies of all states of a rank.
+
+    Attributes:
+        are_private: whether the rank writes to memory of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.are_private = False
 
 
 class Copies:
     """Writes copies, and finds them.
 
     Where the shared memory has no room, the rank keeps its copies in memory of its own, and says so once. Then new
-    processes cannot take them, but this one can.
+    processes cannot take them, but this one can. From then on it does so for all states: new processes must not find an
+    older copy of one state beside a newer copy of another.
 
     Args:
         folder: as for `Memory`.
@@ -29,6 +44,9 @@ class Copies:
         self._number = number
         self._shared: Memory | None = None
         self._private: Memory | None = None
+        part(_OfRank).add(self)
+        if part(_OfRank).are_private:
+            self._keep_own()
         if folder is not None:
             try:
                 self._shared = Memory(folder, number)
@@ -116,12 +134,19 @@ class Copies:
                 memory.renumber(old, new)
 
     def go_private(self, problem: OSError | None = None) -> None:
-        """Keep copies in memory of this process from now on."""
-        self._private = Memory(None, self._number)
+        """Keep copies in memory of this process from now on, of all states."""
+        of_rank = part(_OfRank)
+        of_rank.are_private = True
+        for copies in of_rank:
+            copies._keep_own()
         if problem is not None:
             who = f"rank {basics.rank()}" if basics.has_engine() else f"process {os.getpid()}"
             where = "its own memory, where new processes cannot take them"
             warnings.warn(f"{who} keeps copies of the state in {where}: {problem}", RuntimeWarning, stacklevel=2)
+
+    def _keep_own(self) -> None:
+        if self._private is None:
+            self._private = Memory(None, self._number)
 
     @property
     def _memories(self) -> list[Memory]:

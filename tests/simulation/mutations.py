@@ -217,6 +217,11 @@ OF_KEPT = [
         "len(self.states) < 2 or self.states[-1]._position[0] >= 0",
     ),
     Mutation(
+        *("a state without room leaves others in shared memory", "elastic.copies", "Copies.go_private"),
+        "for copies in of_rank:",
+        "for copies in (self,):",
+    ),
+    Mutation(
         *("parts of a third state stay as they were", LOOP, "_Loop.recover"),
         "if state not in self.states:",
         "if False:",
