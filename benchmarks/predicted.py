@@ -3,12 +3,13 @@
 Ranks send their buckets as a wrapped optimizer does: plain allreduces of four models, and bfloat16, int8, LocalSGD(8)
 and ZeRO-1 of one of them. Their work is sleep, so that 2 cores are enough for 4 ranks. First
 `horovodish.predictions.calibrate` measures the cluster in the same world. Hosts are network namespaces, which only root
-can make.
+can make. `--plot RESULTS` draws an earlier output.
 """
 
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from machine import command, machine
+from plots import panels, save
 
 import horovodish
 from horovodish import _native
@@ -121,9 +123,27 @@ def in_namespaces(world: str, gbit: float, program: Sequence[str]) -> int:
         return run_on(on, local, list(program))
 
 
+def plot(results: Path) -> None:
+    """The steps of the first model by the number of hosts, in a file beside the results."""
+    model = re.escape(next(iter(MODELS)))
+    row = rf"^(\S+(?: x 1)?) +([\d.]+) +{model} +allreduce +([\d.]+) ms +([\d.]+) ms"
+    drawing, (axes,) = panels(1)
+    found = re.findall(row, results.read_text(), re.MULTILINE)
+    for number, gbit in enumerate(dict.fromkeys(gbit for _, gbit, _, _ in found)):
+        steps = {WORLDS[world][0]: (a, b) for world, its, a, b in found if its == gbit and WORLDS[world][1] == 1}
+        hosts, (predicted, measured) = [*steps], zip(*(map(float, pair) for pair in steps.values()), strict=True)
+        axes.plot(hosts, predicted, color=f"C{number}", label=f"predicted, {float(gbit):g} Gbit/s")
+        axes.plot(hosts, measured, "o", color=f"C{number}", label="measured" if number == 0 else None)
+    axes.set(xlabel="hosts with one rank each", ylabel="step, ms", xticks=[2, 3, 4])
+    axes.set_ylim(0, 1.35 * axes.get_ylim()[1])  # room for the legend
+    axes.legend(ncols=2, loc="upper left")
+    save(drawing, results.with_suffix(".svg"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--plot", type=Path, help="draw these results")
     parser.add_argument("--world", help=argparse.SUPPRESS)
     parser.add_argument("--worlds", nargs="+", default=list(WORLDS), choices=WORLDS)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
@@ -133,6 +153,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.train:
         return train(*options.train)
+    if options.plot:
+        return plot(options.plot)
     if options.world:
         sys.exit(in_namespaces(options.world, options.gbit[0], options.program))
     print(f"{command()}\n{machine()}\n")
