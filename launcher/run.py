@@ -1,6 +1,7 @@
 """`horovodish run`: from the options to the exit status."""
 
 import contextlib
+import functools
 import os
 import secrets
 import shlex
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from horovodish.errors import LaunchError, SettingError
 from horovodish.launcher.agents.agent import key_of, written
-from horovodish.launcher.agents.meeting import Meeting, on_agents, watch, write_program
+from horovodish.launcher.agents.meeting import Meeting, hosts_of_meeting, on_agents, watch, write_program
 from horovodish.launcher.elastic.job import ElasticJob
 from horovodish.launcher.hosts.addresses import addresses
 from horovodish.launcher.hosts.allocation import counted, is_here
@@ -225,7 +226,7 @@ def _prepared(
             if options.meeting:
                 agents = watch(options.meeting)
                 opened.callback(agents.close)
-                job.watch_agents(agents)
+                job.watch_agents(agents, functools.partial(hosts_of_meeting, options.meeting))
             if options.verbose:
                 say(f"{library.library} from {library.path}, started by {mpirun}")
                 say(shlex.join(command))

@@ -17,15 +17,7 @@ __all__ = ["Copies"]
 
 
 class _OfRank(weakref.WeakSet["Copies"]):
-    """The copies of all states of a rank.
-
-    Attributes:
-        are_private: whether the rank writes to memory of its own.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.are_private = False
+    """The copies of all states of a rank."""
 
 
 class Copies:
@@ -44,9 +36,10 @@ class Copies:
         self._number = number
         self._shared: Memory | None = None
         self._private: Memory | None = None
-        part(_OfRank).add(self)
-        if part(_OfRank).are_private:
+        self._is_private = False
+        if any(other._is_private for other in part(_OfRank)):
             self._keep_own()
+        part(_OfRank).add(self)
         if folder is not None:
             try:
                 self._shared = Memory(folder, number)
@@ -135,9 +128,7 @@ class Copies:
 
     def go_private(self, problem: OSError | None = None) -> None:
         """Keep copies in memory of this process from now on, of all states."""
-        of_rank = part(_OfRank)
-        of_rank.are_private = True
-        for copies in of_rank:
+        for copies in part(_OfRank):
             copies._keep_own()
         if problem is not None:
             who = f"rank {basics.rank()}" if basics.has_engine() else f"process {os.getpid()}"
@@ -145,6 +136,7 @@ class Copies:
             warnings.warn(f"{who} keeps copies of the state in {where}: {problem}", RuntimeWarning, stacklevel=2)
 
     def _keep_own(self) -> None:
+        self._is_private = True
         if self._private is None:
             self._private = Memory(None, self._number)
 

@@ -7,15 +7,14 @@ import select
 import selectors
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from horovodish.errors import SettingError
-from horovodish.launcher.agents.meeting import hosts_of_meeting
 from horovodish.launcher.hosts.addresses import addresses
-from horovodish.launcher.hosts.allocation import counted, listed
+from horovodish.launcher.hosts.allocation import Allocation, counted, listed
 from horovodish.launcher.job.environment import THREADS_VARIABLE, rank_variables, threads_notices, torchs_variables
 from horovodish.launcher.job.launcher_end import Hello, LauncherEnd, TcpLauncherEnd
 from horovodish.launcher.job.listener import SupervisorListener
@@ -257,24 +256,26 @@ class Job:
         os.close(waker)
         os.close(self._wakeup)
 
-    def watch_agents(self, link: LauncherEnd) -> None:
+    def watch_agents(self, link: LauncherEnd, hosts: Callable[[], Allocation | None]) -> None:
         """Ends the job when an agent that starts its ranks is lost. An elastic job that has begun loses these ranks.
 
         Args:
             link: to their meeting, which says "lost HOST MESSAGE" then.
+            hosts: returns the hosts of the agents that are there.
         """
-        self._selector.register(link.connection, selectors.EVENT_READ, lambda: self._take_losses(link))
+        self._selector.register(link.connection, selectors.EVENT_READ, lambda: self._take_losses(link, hosts))
 
-    def _take_losses(self, link: LauncherEnd) -> None:
+    def _take_losses(self, link: LauncherEnd, hosts: Callable[[], Allocation | None]) -> None:
         for word, rest in link.receive():
             if word == "lost" and not self._is_ending:
-                self._lose_agent(*rest.split(" ", 1))
+                host, _, why = rest.partition(" ")
+                self._lose_agent(host, why, hosts)
             elif not word:
                 self._selector.unregister(link.connection)
 
-    def _lose_agent(self, host: str, why: str) -> None:
+    def _lose_agent(self, host: str, why: str, hosts: Callable[[], Allocation | None]) -> None:
         if self.options.is_elastic:
-            now = hosts_of_meeting(self.options.meeting)
+            now = hosts()
             if now and host in {each.name for each in now.hosts}:
                 return  # another agent is there: the launcher looks for its slots
             ranks = {rank for each in self.options.host_ranks if each.host == host for rank in each.ranks}

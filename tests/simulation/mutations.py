@@ -218,7 +218,7 @@ OF_KEPT = [
     ),
     Mutation(
         *("a state without room leaves others in shared memory", "elastic.copies", "Copies.go_private"),
-        "for copies in of_rank:",
+        "for copies in part(_OfRank):",
         "for copies in (self,):",
     ),
     Mutation(
