@@ -96,13 +96,17 @@ def listed(jobs: Sequence[JobStatus]) -> str:
 
 def _all_well(job: JobStatus) -> str:
     of_phase: dict[str | None, list[int]] = {}
-    for rank in job.ranks:
+    # An elastic job trains on without the ranks that it has lost.
+    trains_on = any(rank.phase == "training" and not rank.has_ended for rank in job.ranks)
+    ranks = [rank for rank in job.ranks if not (trains_on and rank.has_ended)]
+    for rank in ranks:
         of_phase.setdefault("" if rank.has_ended else rank.phase, []).append(rank.rank)
     for phase, (they, what) in _NOT_TRAINING.items():
         if its := of_phase.get(phase):
             return f"{they}: {named(its, job.ranks)} {'has' if len(its) == 1 else 'have'} {what}"
     step = max((rank.steps for rank in job.ranks), default=0)
-    begin = f"all ranks run{f', in step {step}' if step else ''}; "
+    who = "all ranks run" if len(ranks) == len(job.ranks) else f"{len(ranks)} of {len(job.ranks)} ranks run"
+    begin = f"{who}{f', in step {step}' if step else ''}; "
     late = {rank: seconds for each in job.ranks for rank, seconds in each.late_seconds.items()}
     shares = [(late.get(rank.rank, 0.0) / (rank.phase_seconds or 1.0), rank) for rank in job.ranks]
     share, latest = max(shares, key=lambda its: its[0], default=(0.0, None))

@@ -138,6 +138,8 @@ def test_a_job_that_has_not_begun_or_ends() -> None:
         (["running", "regroup"], "the ranks begin again: rank 1 on alpha has left the others"),
         (["running", "exit"], "the ranks end: rank 1 on alpha has come to the end of the script"),
         (["running", "training"], "all ranks run; none has waited for longer than 2 s"),
+        (["training", ""], "1 of 2 ranks run; none has waited for longer than 2 s"),
+        (["running", ""], "the ranks end: rank 1 on alpha has ended"),
     ],
 )
 def test_a_job_that_is_well(phases: list[str | None], line: str) -> None:
