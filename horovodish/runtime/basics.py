@@ -481,6 +481,10 @@ def _at_exit() -> None:
 
 
 def _leave_at_exit() -> None:
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        # Other ranks may have had it already, and Python's end would give it back its default, which kills the process.
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)
     if failures.reason is None and run_folder.is_followed():
         # The launcher may end the job because this rank has left. The exit status of this rank says more than SIGTERM.
         # SIGKILL follows, and before MPI_Finalize SIGTERM works again.

@@ -38,6 +38,22 @@ def test_the_flags_exist() -> None:
     assert {"--mpi-args", "--tcp"} <= mentioned <= set(run_parser().flags)
 
 
+def test_a_signal_that_reaches_a_rank_at_its_end_does_not_change_its_exit_status(
+    launch_ranks: Callable[..., Any],
+) -> None:
+    code = """
+import atexit
+signal.signal(signal.SIGUSR1, lambda *_: None)
+atexit.register(lambda: print(signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN, flush=True))
+import horovodish as hvd
+hvd.init()
+sys.exit(75)
+"""
+    job = launch_ranks(2, code, mpi=False)
+    assert job.finish() == 75
+    assert job.stdout.lines == ["True", "True"]
+
+
 def test_a_signal_ends_in_a_checkpoint_and_a_requeued_job(start: Callable[..., Any], tmp_path: Path) -> None:
     (batch,) = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
     (code,) = python_blocks(GUIDE)
