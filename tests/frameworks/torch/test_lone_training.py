@@ -238,6 +238,8 @@ def reduce_over_gloo(store: str) -> list[str]:
 
     made: list[nn.Module] = []
     said = trained(wraps, between=lambda _: made[0](torch.ones(2, 3)).sum().backward(), steps=150)
+    dist.barrier()  # gloo's threads are idle then: its end waits for them, and holds the lock that they may need
+    made.clear()
     dist.destroy_process_group()
     return said
 
