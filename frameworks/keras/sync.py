@@ -21,7 +21,7 @@ Reduce = Callable[[GradientPlan, Sequence[Any]], list[Any]]
 """Gives the gradients of all ranks that a plan has."""
 
 
-class Rounds(AddedVariables):
+class Rounds(windows.Round, AddedVariables):
     """The rounds of one optimizer.
 
     Its variables are the number of steps, the age of the round in steps, the number of meetings, and of each trained
@@ -72,7 +72,6 @@ class Rounds(AddedVariables):
         self._memory: list[list[Any]] = []
         self._counts: list[Any] = []
         self._is_showing = False
-        self._shown_at = 0  # how many steps synchronized() or a checkpoint has had
         windows.follow(self)
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -100,10 +99,6 @@ class Rounds(AddedVariables):
     def is_open(self) -> bool:
         """Whether this rank has taken steps that no other rank knows of."""
         return bool(self._counts) and backends.number_of(self._counts[1]) > 0
-
-    def is_left_open(self) -> bool:
-        """As `Round` says."""
-        return self.steps > self._shown_at and self.is_open()
 
     def restart(self) -> None:
         """Forget the round. The parameters stay as they are."""
@@ -209,10 +204,6 @@ class Rounds(AddedVariables):
         if not self._is_idle and self.is_open():
             _assign(self._changing(), self._met(self._of_changes))
 
-    def is_shown(self) -> None:
-        """A checkpoint or `synchronized()` has all steps so far."""
-        self._shown_at = self.steps
-
     @contextmanager
     def synchronized(self) -> Iterator[None]:
         """A context in which the variables have the values that a meeting would give them now. Collective; blocks."""
@@ -221,7 +212,7 @@ class Rounds(AddedVariables):
         if self._is_idle or not self._counts:
             yield
             return
-        self.is_shown()
+        self.note_shown()
         steps, kept = self.steps, [keras.ops.copy(value) for value in _values(self._changing())]
         self._is_showing = True
         try:
@@ -254,7 +245,7 @@ class SavedRounds(keras.layers.Layer):
     def save_own_variables(self, store: Any) -> None:
         """Called by Keras."""
         rounds = self._of
-        rounds.is_shown()
+        rounds.note_shown()
         for name, variable in _named(rounds, rounds.is_open()).items():
             store[name] = keras.ops.convert_to_numpy(variable)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import atexit
 import functools
 import weakref
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Protocol
 
 from horovodish.launch import failures
 from horovodish.runtime import basics
 from horovodish.runtime.process import part
 
-__all__ = ["Round", "Window", "any_open", "follow", "is_dropped", "restart"]
+__all__ = ["Round", "Window", "any_open", "follow", "note_dropped", "restart"]
 
 
 class Window(Protocol):
@@ -24,12 +25,27 @@ class Window(Protocol):
         """Forget the gradients, and what was under way among other ranks."""
 
 
-@runtime_checkable
-class Round(Window, Protocol):
-    """Steps that a rank takes by itself before the ranks meet."""
+class Round(ABC):
+    """Steps that a rank takes by itself before the ranks meet. It is a window, too."""
+
+    _shown_at = 0
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """How many steps the rank has taken."""
+
+    @abstractmethod
+    def is_open(self) -> bool:
+        """As `Window` says."""
+
+    def note_shown(self) -> None:
+        """`synchronized()` or a checkpoint has all steps so far."""
+        self._shown_at = self.steps
 
     def is_left_open(self) -> bool:
         """Whether this rank has steps that no meeting, no `synchronized()` and no checkpoint has had."""
+        return self.steps > self._shown_at and self.is_open()
 
 
 class _Windows(weakref.WeakSet[Window]):
@@ -46,7 +62,7 @@ class _Windows(weakref.WeakSet[Window]):
         self.dropped_open = False
 
 
-def is_dropped(window: Round) -> None:
+def note_dropped(window: Round) -> None:
     """A round calls it when nothing refers to it any more."""
     part(_Windows).dropped_open |= window.is_left_open()
 

@@ -275,7 +275,10 @@ class Job:
 
     def _lose_agent(self, host: str, why: str, hosts: Callable[[], Allocation | None]) -> None:
         if self.options.is_elastic:
-            now = hosts()
+            try:
+                now = hosts()
+            except SettingError:  # the meeting is over, and all agents with it
+                now = None
             if now and host in {each.name for each in now.hosts}:
                 return  # another agent is there: the launcher looks for its slots
             ranks = {rank for each in self.options.host_ranks if each.host == host for rank in each.ranks}

@@ -22,6 +22,7 @@ FLAGS = {
 ENDS_WELL = (
     "not_wrapped",
     "round_left_open",
+    "keras_round_left_open",
     "jax_not_wrapped",
     "keras_not_wrapped",
     "tensorflow_not_wrapped",

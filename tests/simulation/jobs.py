@@ -463,7 +463,7 @@ class _Phase:
         return its.team
 
     def _check(self) -> None:
-        """The state has a whole number of steps, and its model has the same ones, besides those of other states."""
+        """Raise unless the state has a whole number of steps, and its model has just these of the state's steps."""
         state, model, right = self.state, self.state.model, total_of(self.state.step)
         if self.job.deals_samples:
             done = state.sampler.state_dict()["done"]

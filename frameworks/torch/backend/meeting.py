@@ -30,7 +30,7 @@ _FAREWELL_SECONDS = 1.0
 
 
 class _Told:
-    """What this process has written to a store about itself. Groups of a rank share it.
+    """The store that hears of this process's end. All groups of the process share it.
 
     Attributes:
         store: the last one; None: nothing is written.

@@ -36,7 +36,7 @@ from horovodish.torch.names import Names, PlanNames
 from horovodish.torch.tensors import BROADCAST_REMEDY, parameter_checksums
 
 
-class StepReducer:
+class StepReducer(windows.Round):
     """Reduces the changes that steps have made to an optimizer's parameters.
 
     With p0 a parameter when a round begins and p1 at its end, the parameter becomes what the policy makes of p0 and of
@@ -50,7 +50,6 @@ class StepReducer:
     """
 
     steps = 0
-    _shown_at = 0  # how many steps synchronized() or a checkpoint has had
 
     def __init__(self, parameters: Names, options: GradientOptions):
         self._parameters = parameters
@@ -119,10 +118,6 @@ class StepReducer:
         has_begun = any(place.start is not None for fragment in self._fragments for place in fragment.places)
         return has_begun or self._accumulated.has_any(self._named)
 
-    def is_left_open(self) -> bool:
-        """As `Round` says."""
-        return self.steps > self._shown_at and self.is_open()
-
     def restart(self) -> None:
         """Goes back to where the round began, among other ranks. The next use makes another plan."""
         for fragment in self._fragments:
@@ -136,7 +131,7 @@ class StepReducer:
             parameter.grad = None
 
     def __del__(self) -> None:
-        windows.is_dropped(self)
+        windows.note_dropped(self)
         for fragment in [*self._fragments, *filter(None, [self._shown])]:
             fragment.keep()
 
@@ -373,7 +368,7 @@ class StepReducer:
             raise RuntimeError("synchronized() within synchronized()")
         self.settle()
         self._follow()
-        self._shown_at = self.steps
+        self.note_shown()
         for fragment in self._fragments:
             self._receive(fragment)
         own = [
@@ -419,7 +414,7 @@ class StepReducer:
         """
         for fragment in self._fragments:
             self._receive(fragment)
-        self._shown_at = self.steps
+        self.note_shown()
         places = {}
         for number, parameter in enumerate(self._parameters.flat()):
             kept = {name: value for name, value in vars(self._place_of(parameter)).items() if value is not None}

@@ -104,6 +104,22 @@ def keras_not_wrapped():
     model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
 
 
+def keras_round_left_open():
+    r"""alone_\w+.py:\d+: RuntimeWarning: training has ended within a round of sync=,
+    so the ranks have different parameters. Remedy: call optimizer.end_round\(\)"""
+    global model  # as in a script
+    import keras
+    import numpy as np
+
+    import horovodish.keras as hvd
+
+    hvd.init()
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), sync=hvd.LocalSGD(every=4)), loss="mse")
+    model.fit(np.ones((24, 4)), np.ones((24, 1)), batch_size=4, verbose=0)
+
+
 def tensorflow_not_wrapped():
     r"""alone_\w+.py:\d+: RuntimeWarning: rank 0 of 2 has trained with tf.GradientTape and reduced no gradients,
     Remedy: tape = hvd.DistributedGradientTape\(tape\)
