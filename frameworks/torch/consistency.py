@@ -7,7 +7,6 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -18,6 +17,7 @@ from horovodish.collectives.submission import RefuseOnError, gather_objects, gen
 from horovodish.errors import MismatchError
 from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
 from horovodish.torch.optimizer import keeps_own_state
+from horovodish.torch.tensors import checksum_of
 
 __all__ = ["check_consistency"]
 
@@ -121,7 +121,5 @@ def _checksum(value: Any) -> int:
     parts = [dense.indices(), dense.values()] if dense.is_sparse else [dense]
     checksum = 0
     for part in parts:
-        if part.numel():
-            row_major = part.resolve_conj().resolve_neg().contiguous()
-            checksum = zlib.crc32(row_major.flatten().view(torch.uint8).cpu().numpy().data, checksum)
+        checksum = checksum_of(part, checksum)
     return checksum

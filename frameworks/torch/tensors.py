@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -142,21 +143,37 @@ def member(source: torch.Tensor, target: torch.Tensor | None, name: object, op: 
 
 
 BROADCAST_REMEDY = "call hvd.broadcast_parameters(model.state_dict(), root_rank=0) before the first step"
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+
+
+def in_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in the order of the rows, one after the other. A copy unless they lie like this already."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().flatten()
+
+
+def checksum_of(tensor: torch.Tensor, start: int = 0) -> int:
+    """The CRC-32 of a dense tensor's bytes, on any device. `start`: the checksum of what comes before."""
+    return zlib.crc32(in_rows(tensor).view(torch.uint8).cpu().numpy().data, start) if tensor.numel() else start
+
+
+def sum_of_words(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a dense tensor's words of at most 32 bits, which 64 bits can hold. A GPU is quick at it."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return in_rows(real).view(_WORDS[real.element_size()]).sum(dtype=torch.int64)
 
 
 @torch.no_grad()
 def parameter_checksums(named: Sequence[tuple[str, torch.Tensor]]) -> Checksums:
-    """Sums of the bits of parameters. They are quick, on a GPU too, and do not depend on the order of elements."""
+    """Numbers that differ if parameters differ. Those of a GPU are sums, so that the parameters stay there."""
     sums: dict[torch.device, list[torch.Tensor]] = {}
     for _, parameter in named:
-        real = torch.view_as_real(parameter.resolve_conj()) if parameter.is_complex() else parameter
-        sums.setdefault(real.device, []).append(real.view(_BITS[real.element_size()]).sum(dtype=torch.int64))
-    on_host = {device: iter(torch.stack(those).tolist()) for device, those in sums.items()}
+        if parameter.device.type != "cpu":
+            sums.setdefault(parameter.device, []).append(sum_of_words(parameter))
+    found = {device: iter(torch.stack(those).tolist()) for device, those in sums.items()}
     return {
         f"parameter '{name}'": (
             f"{parameter.dtype} of shape {tuple(parameter.shape)}",
-            next(on_host[parameter.device]) & 0xFFFFFFFF,
+            next(found[parameter.device]) if parameter.device in found else checksum_of(parameter),
         )
         for name, parameter in named
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 import horovodish
 import horovodish.torch as hvd
 from horovodish.errors import MismatchError
+from horovodish.torch import tensors
 from support.on_ranks import on_ranks
 
 
@@ -114,3 +116,19 @@ def test_a_world_of_one_is_consistent() -> None:
         hvd.check_consistency(*made())
     finally:
         hvd.shutdown()
+
+
+@pytest.mark.parametrize("checksum", [tensors.checksum_of, lambda tensor: int(tensors.sum_of_words(tensor))])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex128, torch.int8])
+def test_checksums_differ_if_all_elements_differ_alike(checksum: Callable[[torch.Tensor], int], dtype: Any) -> None:
+    """Their bits then differ by a number with many zeros at its end, as do sums of them."""
+    values = [torch.full((4096, 2), value, dtype=dtype) for value in (0, 1, 2)]
+    assert len({*map(checksum, values)}) == 3
+
+
+@pytest.mark.parametrize("checksum", [tensors.checksum_of, lambda tensor: int(tensors.sum_of_words(tensor))])
+def test_checksums_do_not_depend_on_how_a_tensor_lies_in_memory(checksum: Callable[[torch.Tensor], int]) -> None:
+    images = torch.randn(2, 3, 4, 5)
+    assert checksum(images) == checksum(images.contiguous(memory_format=torch.channels_last))
+    numbers = torch.randn(3, dtype=torch.complex64)
+    assert checksum(numbers.conj()) == checksum(numbers.conj().resolve_conj())
