@@ -480,13 +480,9 @@ class Explorer {
     writer.number(pending.stated_);
     writer.number(pending.by_id_);
     if (pending.by_id_ != 0) writer.number(pending.cached_->id);
-    pending.joined_.encode(writer);
+    writer.write(pending.joined_);
     writer.number(pending.passed_up_);
-    writer.number(pending.in_full_.size());
-    for (const auto& [signature, ranks] : pending.in_full_) {
-      writer.text(signature);
-      ranks.encode(writer);
-    }
+    writer.write(pending.in_full_);
   }
 
   struct Hash {

@@ -91,11 +91,7 @@ void nothing_is_sent_to_the_dead() {
     std::string text;
     MpiRequest request(mpi);
     try {
-      if (is_farewell) {
-        request.send_and_see_taken("", 0, 1, 0);
-      } else {
-        request.send("", 0, 1, 0);
-      }
+      request.send("", 0, 1, 0, is_farewell);
     } catch (const std::runtime_error& error) {
       text = error.what();
     }

@@ -1,7 +1,6 @@
 // The messages between neighbours in the negotiation tree: statements go up, decisions go down.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <tuple>

@@ -13,12 +13,11 @@ namespace horovodish {
 Neighbours::Neighbours(const ProcessSetConfig& config, Arena* arena, const PeerDeaths* deaths)
     : config_(config), deaths_(deaths) {
   const TreeNode node = tree_node(config.hosts, config.own);
-  if (node.parent) parent_ = edge_to(*node.parent, arena);
-  for (const int child : node.children) children_.push_back(edge_to(child, arena));
+  if (node.parent) add_edge(std::nullopt, *node.parent, arena);
+  for (size_t i = 0; i < node.children.size(); ++i) add_edge(i + 1, node.children[i], arena);
 }
 
-Neighbours::Edge Neighbours::edge_to(int index, Arena* arena) const {
-  const WorldRank rank = config_.world_rank(index);
+void Neighbours::add_edge(std::optional<size_t> child, int index, Arena* arena) {
   const auto local = config_.local_rank(index);
   std::unique_ptr<Channel> channel;
   if (local) {
@@ -28,35 +27,34 @@ Neighbours::Edge Neighbours::edge_to(int index, Arena* arena) const {
   } else {
     channel = std::make_unique<MpiChannel>(*config_.mpi, index, config_.mpi->tags.control(), Link::kBlockBytes);
   }
-  return {index, rank, std::make_unique<Link>(std::move(channel)), local};
+  edges_.push_back({child, index, config_.world_rank(index), std::make_unique<Link>(std::move(channel)), local});
 }
 
 std::vector<RankSet> Neighbours::participants() const {
   std::vector<RankSet> participants{RankSet(config_.own_rank())};
-  for (const Edge& child : children_) {
+  for (const Edge& edge : edges_) {
+    if (!edge.child) continue;
     RankSet& ranks = participants.emplace_back();
-    for (const int below : subtree(config_.hosts, child.index)) ranks.add(RankSet(config_.world_rank(below)));
+    for (const int below : subtree(config_.hosts, edge.index)) ranks.add(RankSet(config_.world_rank(below)));
   }
   return participants;
 }
 
 bool Neighbours::receive(Negotiation& negotiation) {
   bool progressed = false;
-  if (parent_) progressed |= receive_from(*parent_, std::nullopt, negotiation);
-  for (size_t i = 0; i < children_.size(); ++i) progressed |= receive_from(children_[i], i + 1, negotiation);
+  for (Edge& edge : edges_) progressed |= receive_from(edge, negotiation);
   return progressed;
 }
 
-// `child`: participant, none for the parent.
-bool Neighbours::receive_from(Edge& edge, std::optional<size_t> child, Negotiation& negotiation) {
+bool Neighbours::receive_from(Edge& edge, Negotiation& negotiation) {
   if (edge.lost) return false;
   // Asked before reading: by then everything that the peer wrote in its life has arrived.
   const bool dead = edge.local && deaths_->gone(*edge.local);
   const bool progressed = edge.link->advance();
   if (progressed) negotiation.set_now(shared_seconds(Clock::now()));
   while (const auto message = edge.link->receive()) {
-    if (child) {
-      negotiation.from_child(*child, *message);
+    if (edge.child) {
+      negotiation.from_child(*edge.child, *message);
     } else {
       negotiation.from_parent(*message);
     }
@@ -67,7 +65,7 @@ bool Neighbours::receive_from(Edge& edge, std::optional<size_t> child, Negotiati
   const std::string died =
       text_of(edge.rank) + " has died: it was killed, it crashed or it called os._exit(). See the end of its output.";
   const Lost lost = farewell ? *farewell : Lost{.loss = Loss::failed, .text = died};
-  if (child) {
+  if (edge.child) {
     negotiation.lost(lost);
   } else {
     negotiation.parent_lost(lost);
@@ -78,50 +76,45 @@ bool Neighbours::receive_from(Edge& edge, std::optional<size_t> child, Negotiati
 void Neighbours::send(Negotiation& negotiation) {
   const std::string up = negotiation.take_for_parent(), down = negotiation.take_for_children();
   const bool urgent = negotiation.take_urgent();
-  if (parent_ && !parent_->lost && !up.empty()) {
-    parent_->link->send(up);
-    parent_->link->advance();
-    if (urgent) parent_->link->nudge();
-  }
-  if (down.empty()) return;
-  for (Edge& child : children_) {
-    if (child.lost) continue;
-    child.link->send(down);
-    child.link->advance();
+  for (Edge& edge : edges_) {
+    const std::string& message = edge.child ? down : up;
+    if (edge.lost || message.empty()) continue;
+    edge.link->send(message);
+    edge.link->advance();
+    if (urgent && !edge.child) edge.link->nudge();
   }
 }
 
 bool Neighbours::has_unsent() const {
-  const auto unsent = [](const Edge& edge) { return !edge.lost && edge.link->has_unsent(); };
-  return (parent_ && unsent(*parent_)) || std::ranges::any_of(children_, unsent);
+  return std::ranges::any_of(edges_, [](const Edge& edge) { return !edge.lost && edge.link->has_unsent(); });
 }
 
 void Neighbours::nudge_parent() {
-  if (parent_ && !parent_->lost) parent_->link->nudge();
+  if (!at_root() && !edges_[0].lost) edges_[0].link->nudge();
 }
 
 void Neighbours::nudge_children() {
-  for (Edge& child : children_) child.link->nudge();
+  for (Edge& edge : edges_) {
+    if (edge.child) edge.link->nudge();
+  }
 }
 
 void Neighbours::send_farewell(const Lost& lost) {
-  if (parent_ && !parent_->lost) parent_->link->send_farewell(lost);
-  for (Edge& child : children_) {
-    if (!child.lost) child.link->send_farewell(lost);
+  for (Edge& edge : edges_) {
+    if (!edge.lost) edge.link->send_farewell(lost);
   }
 }
 
 bool Neighbours::advance_farewell() {
-  const auto sent = [](Edge& edge) {
+  bool all_sent = true;
+  for (Edge& edge : edges_) {
     edge.link->advance();
     while (edge.link->receive()) {
     }
-    return edge.lost || edge.link->farewell() ||
-           !edge.link->has_unsent();  // a peer that has left takes nothing any more
-  };
-  bool all = !parent_ || sent(*parent_);
-  for (Edge& child : children_) all &= sent(child);
-  return all;
+    // A peer that has left takes nothing any more.
+    all_sent &= edge.lost || edge.link->farewell() || !edge.link->has_unsent();
+  }
+  return all_sent;
 }
 
 }  // namespace horovodish

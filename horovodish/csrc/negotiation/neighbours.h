@@ -22,9 +22,9 @@ class Neighbours {
 
   // The negotiation's place in the tree: whether this rank is the root, and the ranks of itself and of its children's
   // subtrees.
-  bool at_root() const { return !parent_; }
+  bool at_root() const { return edges_.empty() || edges_[0].child; }
   std::vector<RankSet> participants() const;
-  bool between_others() const { return parent_ && !children_.empty(); }
+  bool between_others() const { return !at_root() && edges_.size() > 1; }
 
   // Hands on arrived messages; the last one from a neighbour says that it has gone. Returns true if anything has moved.
   bool receive(Negotiation& negotiation);
@@ -37,10 +37,11 @@ class Neighbours {
   void send_farewell(const Lost& lost);
   bool advance_farewell();
 
-  WorldRank parent_rank() const { return parent_->rank; }  // not at the root
+  WorldRank parent_rank() const { return edges_[0].rank; }  // not at the root
 
  private:
   struct Edge {
+    std::optional<size_t> child;  // participant of the negotiation; none: the parent
     int index;  // within the set
     WorldRank rank;
     std::unique_ptr<Link> link;
@@ -48,13 +49,12 @@ class Neighbours {
     bool lost = false;
   };
 
-  Edge edge_to(int index, Arena* arena) const;
-  bool receive_from(Edge& edge, std::optional<size_t> child, Negotiation& negotiation);
+  void add_edge(std::optional<size_t> child, int index, Arena* arena);
+  bool receive_from(Edge& edge, Negotiation& negotiation);
 
   const ProcessSetConfig& config_;
   const PeerDeaths* const deaths_;
-  std::optional<Edge> parent_;
-  std::vector<Edge> children_;  // child i is participant i + 1 of the negotiation
+  std::vector<Edge> edges_;  // the parent, if there is one, and then the children
 };
 
 }  // namespace horovodish

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "negotiation/rank_set.h"
+#include "negotiation/request.h"
 #include "negotiation/statement.h"
 
 namespace horovodish {
@@ -34,9 +35,9 @@ struct Participants {
 
 class Pending {
  public:
+  Pending() = default;
   // `serial` shows which of two tensors is older.
-  void begin(uint64_t serial) { serial_ = serial; }
-  void end();
+  explicit Pending(uint64_t serial) : serial_(serial) {}
   bool any() const { return serial_ > 0; }
   uint64_t serial() const { return serial_; }
 

@@ -39,14 +39,14 @@ int RankSet::count() const {
 
 bool RankSet::contains(WorldRank rank) const {
   const int number = number_of(rank);
-  return std::any_of(intervals_.begin(), intervals_.end(),
-                     [&](const auto& interval) { return interval.first <= number && number <= interval.second; });
+  return std::ranges::any_of(
+      intervals_, [&](const auto& interval) { return interval.first <= number && number <= interval.second; });
 }
 
 bool RankSet::overlaps(const RankSet& other) const {
   return std::ranges::any_of(intervals_, [&](const auto& own) {
-    return std::any_of(other.intervals_.begin(), other.intervals_.end(),
-                       [&](const auto& its) { return own.first <= its.second && its.first <= own.second; });
+    return std::ranges::any_of(other.intervals_,
+                               [&](const auto& its) { return own.first <= its.second && its.first <= own.second; });
   });
 }
 
@@ -63,24 +63,13 @@ std::string RankSet::text() const {
   return result;
 }
 
-void RankSet::encode(Writer& writer) const {
-  writer.number(intervals_.size());
-  for (const auto& [first, last] : intervals_) {
-    writer.number(static_cast<uint64_t>(first));
-    writer.number(static_cast<uint64_t>(last));
-  }
-}
-
-RankSet RankSet::decode(Reader& reader) {
-  RankSet set;
-  for (size_t left = reader.count(); left > 0; --left) {
-    const int first = reader.positive_int(), last = reader.positive_int();
-    if (first > last || (!set.empty() && first <= set.intervals_.back().second + 1)) {
+void RankSet::check() const {
+  for (size_t i = 0; i < intervals_.size(); ++i) {
+    const auto& [first, last] = intervals_[i];
+    if (first > last || (i > 0 && first <= intervals_[i - 1].second + 1)) {
       throw std::runtime_error("control message: ranks out of order");
     }
-    set.intervals_.emplace_back(first, last);
   }
-  return set;
 }
 
 }  // namespace horovodish

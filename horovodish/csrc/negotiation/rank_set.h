@@ -2,10 +2,10 @@
 #pragma once
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "negotiation/wire.h"
 #include "negotiation/world_rank.h"
 
 namespace horovodish {
@@ -24,8 +24,9 @@ class RankSet {
   WorldRank first() const { return WorldRank(intervals_.front().first); }
   // "rank 3" or "ranks 0-2, 5".
   std::string text() const;
-  void encode(Writer& writer) const;
-  static RankSet decode(Reader& reader);
+
+  static auto fields(auto& its) { return std::tie(its.intervals_); }
+  void check() const;
 
  private:
   std::vector<std::pair<int, int>> intervals_;  // inclusive, sorted, neither overlapping nor adjacent

@@ -80,8 +80,6 @@ Difference tree_difference(const Request& a, const Request& b) {
           "pass a tree of the same structure on every rank"};
 }
 
-bool alike(const Member& a, const Member& b) { return a.name == b.name && a.dtype == b.dtype && a.shape == b.shape; }
-
 // The first difference; none if only the family differs: one of the ranks may make the same call from another function.
 std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (a.function != b.function) {
@@ -120,7 +118,7 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
   if (a.family.members != b.family.members) return tree_difference(a, b);
   const size_t common = std::min(a.members.size(), b.members.size());
   size_t first = 0;
-  while (first < common && alike(a.members[first], b.members[first])) ++first;
+  while (first < common && Member::fields(a.members[first]) == Member::fields(b.members[first])) ++first;
   const bool is_one = first < common && a.members[first].name == b.members[first].name;
   if (a.members.size() != b.members.size() && !is_one) {
     const auto& longer = a.members.size() > b.members.size() ? a.members : b.members;
@@ -131,26 +129,18 @@ std::optional<Difference> first_difference(const Request& a, const Request& b) {
   }
   if (first < common) return member_difference(a, a.members[first], b.members[first]);
   if (a.family.structure != b.family.structure) return tree_difference(a, b);
-  if (a.root != b.root) {
-    return Difference{a.name, "root rank", std::to_string(number_of(a.root)), std::to_string(number_of(b.root)),
-                      "pass the same root_rank on every rank"};
-  }
-  if (a.prescale != b.prescale) {
-    return Difference{a.name, "prescale_factor", number_text(a.prescale), number_text(b.prescale),
-                      "pass the same prescale_factor on every rank"};
-  }
-  if (a.postscale != b.postscale) {
-    return Difference{a.name, "postscale_factor", number_text(a.postscale), number_text(b.postscale),
-                      "pass the same postscale_factor on every rank"};
-  }
-  if (a.chunk_bytes != b.chunk_bytes || a.segment_bytes != b.segment_bytes) {
-    return Difference{a.name, "chunks and segments", pair_text(a.chunk_bytes, a.segment_bytes),
-                      pair_text(b.chunk_bytes, b.segment_bytes),
-                      "let every rank use the tuned values from the same step on"};
-  }
-  if (a.on_host() == b.on_host()) return std::nullopt;
-  return Difference{a.name, "device", place_text(a), place_text(b),
-                    "keep the tensor on the same kind of device on every rank"};
+  const Difference others[] = {
+      {a.name, "root rank", std::to_string(number_of(a.root)), std::to_string(number_of(b.root)),
+       "pass the same root_rank on every rank"},
+      {a.name, "prescale_factor", number_text(a.prescale), number_text(b.prescale),
+       "pass the same prescale_factor on every rank"},
+      {a.name, "postscale_factor", number_text(a.postscale), number_text(b.postscale),
+       "pass the same postscale_factor on every rank"},
+      {a.name, "chunks and segments", pair_text(a.chunk_bytes, a.segment_bytes),
+       pair_text(b.chunk_bytes, b.segment_bytes), "let every rank use the tuned values from the same step on"},
+      {a.name, "device", place_text(a), place_text(b), "keep the tensor on the same kind of device on every rank"}};
+  const auto found = std::ranges::find_if(others, [](const Difference& its) { return its.left != its.right; });
+  return found == std::end(others) ? std::nullopt : std::optional(*found);
 }
 
 }  // namespace
@@ -247,10 +237,9 @@ bool Fail::ends(std::string_view its_name, std::string_view signature) const {
   return !families.empty() && std::ranges::find(families, Request::family_of(signature)) != families.end();
 }
 
-Fail find_mismatch(std::string_view name, std::vector<std::pair<std::string, RankSet>> signatures) {
+Fail find_mismatch(std::string_view name, Signatures signatures) {
   // Sorted by rank, so that the text does not depend on which rank came first.
-  std::sort(signatures.begin(), signatures.end(),
-            [](const auto& a, const auto& b) { return a.second.first() < b.second.first(); });
+  std::ranges::sort(signatures, {}, [](const auto& its) { return its.second.first(); });
   Fail found{std::string(name), {}};
   std::set<std::string> families;
   bool family_refused = false;

@@ -12,6 +12,7 @@
 #include "arithmetic/codecs/codec.h"
 #include "arithmetic/types.h"
 #include "negotiation/rank_set.h"
+#include "negotiation/wire.h"
 
 namespace horovodish {
 
@@ -139,6 +140,9 @@ std::string label_of(const Request& request);
 // The same, from what all ranks know: a signature has no labels.
 inline std::string label_of(std::string_view signature) { return label_of(Request::decode(signature)); }
 
+// The requests that were made under one name, and by whom: one, unless the ranks disagree.
+using Signatures = std::vector<std::pair<std::string, RankSet>>;
+
 // The operation `name` and all operations of `families` end on every rank with this text.
 struct Fail {
   std::string name, text;
@@ -150,6 +154,6 @@ struct Fail {
 };
 // Describes how the requests of one name differ, or which rank refuses, with ranks and values. The text is empty if all
 // are equal. No families are named if every refusing rank refuses without a family.
-Fail find_mismatch(std::string_view name, std::vector<std::pair<std::string, RankSet>> signatures);
+Fail find_mismatch(std::string_view name, Signatures signatures);
 
 }  // namespace horovodish

@@ -5,8 +5,6 @@
 #include <limits>
 #include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "negotiation/mask.h"
 #include "negotiation/rank_set.h"
@@ -36,8 +34,5 @@ struct Statement {
 
   static auto fields(auto& its) { return std::tie(its.joined, its.absent, its.values); }
 };
-
-// The requests that were made under one name, and by whom: one, unless the ranks disagree.
-using Signatures = std::vector<std::pair<std::string, RankSet>>;
 
 }  // namespace horovodish

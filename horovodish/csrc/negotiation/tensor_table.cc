@@ -42,7 +42,7 @@ void TensorTable::drop_unless_needed(Tensor& tensor) {
 
 Pending& TensorTable::open(Tensor& tensor) {
   if (!tensor.pending.any()) {
-    tensor.pending.begin(++opened_);
+    tensor.pending = Pending(++opened_);
     ++pending_;
   }
   return tensor.pending;
@@ -56,7 +56,7 @@ Tensor& TensorTable::open(std::string_view name) {
 
 void TensorTable::close(Tensor& tensor) {
   if (tensor.pending.any()) --pending_;
-  tensor.pending.end();
+  tensor.pending = Pending();
   drop_unless_needed(tensor);
 }
 

@@ -17,11 +17,6 @@ std::vector<size_t> places_below(size_t place, size_t size) {
 
 size_t place_above(size_t place) { return (place - 1) / kTreeArity; }
 
-void add_subtree(const std::vector<std::vector<int>>& hosts, int index, std::vector<int>& ranks) {
-  ranks.push_back(index);
-  for (const int child : tree_node(hosts, index).children) add_subtree(hosts, child, ranks);
-}
-
 }  // namespace
 
 TreeNode tree_node(const std::vector<std::vector<int>>& hosts, int index) {
@@ -42,8 +37,11 @@ TreeNode tree_node(const std::vector<std::vector<int>>& hosts, int index) {
 }
 
 std::vector<int> subtree(const std::vector<std::vector<int>>& hosts, int index) {
-  std::vector<int> ranks;
-  add_subtree(hosts, index, ranks);
+  std::vector<int> ranks{index};
+  for (const int child : tree_node(hosts, index).children) {
+    const std::vector<int> below = subtree(hosts, child);
+    ranks.insert(ranks.end(), below.begin(), below.end());
+  }
   return ranks;
 }
 

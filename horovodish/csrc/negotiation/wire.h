@@ -7,6 +7,7 @@
 //       std::string text;
 //       static auto fields(auto& its) { return std::tie(its.loss, its.text); }
 //     };
+// If it has a function check(), read() calls that, and it throws std::runtime_error unless the fields fit together.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,6 @@ class Writer {
   void write(const T& value) {
     if constexpr (Listed<T>) {
       std::apply([this](const auto&... its) { (write(its), ...); }, T::fields(value));
-    } else if constexpr (requires { value.encode(*this); }) {
-      value.encode(*this);
     } else if constexpr (std::is_same_v<T, double>) {
       real(value);
     } else if constexpr (std::is_same_v<T, int64_t>) {
@@ -102,14 +101,13 @@ class Reader {
   void read(T& value) {
     if constexpr (Listed<T>) {
       std::apply([this](auto&... its) { (read(its), ...); }, T::fields(value));
-    } else if constexpr (requires { value = T::decode(*this); }) {
-      value = T::decode(*this);
+      if constexpr (requires { value.check(); }) value.check();
     } else if constexpr (std::is_same_v<T, double>) {
       value = real();
     } else if constexpr (std::is_same_v<T, int64_t>) {
       value = signed_number();
     } else if constexpr (std::is_same_v<T, WorldRank>) {
-      value = rank();
+      value = WorldRank(read<int>());
     } else if constexpr (std::is_enum_v<T>) {
       value = static_cast<T>(number_below(kEnumerators<T>));
     } else if constexpr (std::is_same_v<T, uint64_t>) {
@@ -117,6 +115,7 @@ class Reader {
     } else if constexpr (std::is_same_v<T, bool>) {
       value = number_below(2) != 0;
     } else if constexpr (std::is_integral_v<T>) {
+      // INT_MAX is not a valid rank, so the number of ranks in a range from 0 fits into an int, too.
       value = static_cast<T>(number_below(static_cast<uint64_t>(std::numeric_limits<T>::max())));
     } else {
       value = text();
@@ -150,9 +149,6 @@ class Reader {
   }
   // A number of items that follow. Each takes at least a byte, so a wrong number costs no more memory than the message.
   size_t count() { return number_below(bytes_.size() + 1); }
-  // INT_MAX is not a valid rank, so the number of ranks in a range from 0 fits into an int, too.
-  int positive_int() { return static_cast<int>(number_below(std::numeric_limits<int>::max())); }
-  WorldRank rank() { return WorldRank(positive_int()); }
   int64_t signed_number() {
     const uint64_t value = number();
     return static_cast<int64_t>(value >> 1) ^ -static_cast<int64_t>(value & 1);

@@ -22,14 +22,9 @@ class MpiChannel : public Channel {
 
   size_t write(const std::byte* data, size_t size, bool last) override {
     const bool asks = last || (!receiver_is_ready_ && size > segment_bytes_);
-    const MpiRequest* const ended =
-        move(sends_, size, asks ? 1 : kTransfers, [&](MpiRequest& request, size_t begin, size_t bytes) {
-          if (asks) {
-            request.send_and_see_taken(data + begin, bytes, peer_, tag_);
-          } else {
-            request.send(data + begin, bytes, peer_, tag_);
-          }
-        });
+    const MpiRequest* const ended = move(
+        sends_, size, asks ? 1 : kTransfers,
+        [&](MpiRequest& request, size_t begin, size_t bytes) { request.send(data + begin, bytes, peer_, tag_, asks); });
     if (ended == nullptr) return 0;
     receiver_is_ready_ = segment_bytes_ < size;
     return std::min(segment_bytes_, size);

@@ -4,7 +4,6 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -22,18 +21,13 @@ class MpiRequest {
     }
   }
 
-  void send(const void* data, size_t bytes, int to, int tag) {
-    check_alive(to);
-    check(mpi_->isend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
-          "sending to", to);
-    start(to);
-    (*mpi_->sent_bytes)[static_cast<size_t>(mpi_->world_ranks[static_cast<size_t>(to)])] += bytes;
-  }
-  // Like send(), but done only when the receiver has taken the data, and with it everything sent to it before on this
-  // communicator. A send() is done when MPI has a copy, which MPI may not have sent yet.
-  void send_and_see_taken(const void* data, size_t bytes, int to, int tag) {
-    check_alive(to);
-    check(mpi_->issend(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
+  // `sees_taken`: done only when the receiver has taken the data, and with it everything sent to it before on this
+  // communicator. Otherwise done when MPI has a copy, which MPI may not have sent yet.
+  void send(const void* data, size_t bytes, int to, int tag, bool sees_taken = false) {
+    // Open MPI 5.0 crashes in a send to a rank that it knows to be dead.
+    if (mpi_->has_died(to)) fail("sending to", to, "it has died");
+    const auto begin = sees_taken ? mpi_->issend : mpi_->isend;
+    check(begin(data, static_cast<int>(bytes), mpi_->byte_type, to, tag, mpi_->communicator, request_.data()),
           "sending to", to);
     start(to);
     (*mpi_->sent_bytes)[static_cast<size_t>(mpi_->world_ranks[static_cast<size_t>(to)])] += bytes;
@@ -74,10 +68,6 @@ class MpiRequest {
   }
 
  private:
-  // Open MPI 5.0 crashes in a send to a rank that it knows to be dead.
-  void check_alive(int to) const {
-    if (mpi_->has_died(to)) fail("sending to", to, "it has died");
-  }
   void start(int peer) {
     peer_ = peer;
     active_ = true;
