@@ -88,16 +88,12 @@ void BucketPlan::flush() const {
 bool BucketPlan::arrived(size_t index, uintptr_t stream) {
   std::lock_guard lock(mutex_);
   const Bucket& bucket = buckets_.at(index);
-  if (!bucket.operation || !bucket.operation->handle->settled()) return false;
-  if (bucket.operation->handle->error() != nullptr) return false;
+  if (!bucket.settled() || bucket.operation->handle->error() != nullptr) return false;
   order_after(bucket, stream);
   return true;
 }
 
-bool BucketPlan::settled() const {
-  return std::all_of(buckets_.begin(), buckets_.end(),
-                     [](const Bucket& bucket) { return bucket.operation && bucket.operation->handle->settled(); });
-}
+bool BucketPlan::settled() const { return std::ranges::all_of(buckets_, &Bucket::settled); }
 
 bool BucketPlan::wait(std::chrono::nanoseconds limit) {
   const auto deadline = Clock::now() + limit;
@@ -110,8 +106,8 @@ bool BucketPlan::wait(std::chrono::nanoseconds limit) {
 
 const Error* BucketPlan::error() const {
   for (const Bucket& bucket : buckets_) {
-    if (bucket.operation == nullptr) continue;
-    if (const Error* error = bucket.operation->handle->error()) return error;
+    const Error* const error = bucket.operation ? bucket.operation->handle->error() : nullptr;
+    if (error != nullptr) return error;
   }
   return nullptr;
 }
@@ -139,7 +135,7 @@ void BucketPlan::order_after(const Bucket& bucket, uintptr_t stream) {
 std::vector<size_t> BucketPlan::absent_everywhere() const {
   std::vector<size_t> result;
   for (const Bucket& bucket : buckets_) {
-    if (!bucket.operation || !bucket.operation->handle->settled() || bucket.operation->absent.empty()) continue;
+    if (!bucket.settled() || bucket.operation->absent.empty()) continue;
     for (size_t i = 0; i < bucket.indices.size(); ++i) {
       if (mask_bit(bucket.operation->absent, i)) result.push_back(bucket.indices[i]);
     }

@@ -65,6 +65,7 @@ class BucketPlan {
     std::vector<uintptr_t> streams;  // on a device: the streams of its tensors, each once
     size_t missing = 0;
     std::shared_ptr<Operation> operation;  // null until submitted
+    bool settled() const { return operation && operation->handle->settled(); }
     std::shared_ptr<std::vector<std::shared_ptr<void>>> owners;  // the operation's memory; empty until keep()
   };
 

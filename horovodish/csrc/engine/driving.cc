@@ -3,6 +3,7 @@
 #include <new>
 
 #include "engine/engine.h"
+#include "memory/sleeping_process.h"
 #include "memory/thread_setup.h"
 #include "memory/waiting_costs.h"
 
@@ -147,7 +148,7 @@ void Engine::run() {
     const std::chrono::nanoseconds limit =
         std::min<std::chrono::nanoseconds>(nap().value_or(kLongestSleep), kLongestSleep);
     sleeps_until_ = Clock::now() + limit;
-    seat_.leave();
+    seat_.unlock();
     if (!again) doorbell->sleep(value, Doorbell::engine, limit);
   }
 }
@@ -215,7 +216,7 @@ void Engine::leave_seat() noexcept {
   const bool wake = moved || (limit && Clock::now() + *limit < sleeps_until_);
   if (wake) doorbell_->announce(Doorbell::nobody);
   const auto doorbell = wake ? doorbell_ : nullptr;
-  seat_.leave();
+  seat_.unlock();
   if (doorbell) doorbell->wake_engine();
 }
 

@@ -89,7 +89,7 @@ void Engine::add_process_set(int id, ProcessSetConfig config, StallInspector::Se
   }
   std::shared_ptr<Doorbell> doorbell;
   {
-    const SeatHold hold(seat_);
+    const std::lock_guard hold(seat_);
     doorbell = doorbell_;
     {
       std::lock_guard lock(inbox_mutex_);
@@ -122,7 +122,7 @@ bool Engine::process_set_busy(int id) {
 
 void Engine::remove_process_set(int id) {
   {
-    const SeatHold hold(seat_);
+    const std::lock_guard hold(seat_);
     take_submissions();
     process_set(id);
     std::lock_guard lock(inbox_mutex_);
@@ -133,13 +133,13 @@ void Engine::remove_process_set(int id) {
     uses_.erase(id);  // other threads' submissions to the set fail from now on
   }
   wait_for_gpu(launched(), Clock::now() + kRemovalLimit);
-  const SeatHold hold(seat_);
+  const std::lock_guard hold(seat_);
   process_sets_.erase(id);
   looks_.erase(id);
 }
 
 void Engine::retire(int process_set, const std::string& reason) {
-  const SeatHold hold(seat_);
+  const std::lock_guard hold(seat_);
   take_submissions();
   this->process_set(process_set).retire(reason);
 }
@@ -151,7 +151,7 @@ RankInGroup Engine::place(int process_set) {
 }
 
 void Engine::clear_region(size_t region) {
-  const SeatHold hold(seat_);
+  const std::lock_guard hold(seat_);
   if (arena_) arena_->clear(region);
 }
 
@@ -211,7 +211,7 @@ void Engine::enqueue(std::shared_ptr<Operation> operation, bool waits) {
     doorbell = doorbell_;
   }
   if (config_.size == 1) {  // nobody to wait for
-    const SeatHold hold(seat_);
+    const std::lock_guard hold(seat_);
     while (turn()) {
     }
     if (awaits_news()) doorbell->wake_engine();
@@ -230,24 +230,24 @@ void Engine::refuse(Kind kind, const std::string& name, int process_set, const s
 
 bool Engine::cancel(const Handle& handle) {
   check_process();
-  const SeatHold hold(seat_);
+  const std::lock_guard hold(seat_);
   take_submissions();
   const auto found = process_sets_.find(handle.process_set);
   return found != process_sets_.end() && found->second->cancel(handle);
 }
 
 std::map<WorldRank, Lateness> Engine::lateness(int process_set) {
-  const SeatHold hold(seat_);
+  const std::lock_guard hold(seat_);
   return this->process_set(process_set).lateness();
 }
 
 std::vector<Residuals::Report> Engine::code_reports(int process_set) {
-  const SeatHold hold(seat_);
+  const std::lock_guard hold(seat_);
   return this->process_set(process_set).code_reports();
 }
 
 uint64_t Engine::full_requests(int process_set) {
-  const SeatHold hold(seat_);
+  const std::lock_guard hold(seat_);
   return this->process_set(process_set).full_requests();
 }
 
@@ -318,7 +318,7 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
   status_door_.reset();
   std::shared_ptr<Doorbell> doorbell;  // also keeps the arena while threads of this engine may use it
   {
-    const SeatHold hold(seat_);
+    const std::lock_guard hold(seat_);
     take_submissions();
     for (auto& [id, set] : process_sets_) set->leave(failed, reason);
     const bool holds_data = std::any_of(process_sets_.begin(), process_sets_.end(),
@@ -328,7 +328,7 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
     stopping_ = true;
     process_sets_.clear();
     std::lock_guard lock(inbox_mutex_);
-    doorbell = std::exchange(doorbell_, {std::shared_ptr<void>(), &own_doorbell_});
+    doorbell = std::exchange(doorbell_, own_doorbell_);
   }
   doorbell->wake_engine();
   if (thread_.joinable()) thread_.join();
@@ -336,7 +336,7 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
   peer_deaths_.reset();
   if (const auto timeline = take_timeline()) timeline->finish();
   completion_threads_.reset();
-  const SeatHold hold(seat_);
+  const std::lock_guard hold(seat_);
   arena_.reset();  // handles and plans that Python still holds keep the engine, but not the memory
 }
 

@@ -14,7 +14,6 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -28,7 +27,6 @@
 #include "memory/arena.h"
 #include "memory/clock.h"
 #include "memory/peer_deaths.h"
-#include "memory/sleeping_process.h"
 #include "operation/operation.h"
 #include "planes/nccl/launch_order.h"
 #include "planes/nccl/launched_operations.h"
@@ -268,18 +266,17 @@ class Engine final {
   std::mutex status_mutex_;
   std::string status_;  // guarded by status_mutex_, as the next one
   std::map<std::string, std::string> described_waits_;
-  StatusPage own_page_;  // used if nobody else reads it
-  std::shared_ptr<StatusPage> page_{std::shared_ptr<void>(), &own_page_};
+  std::shared_ptr<StatusPage> page_ = std::make_shared<StatusPage>();  // after show_status(), the supervisor's
   std::unique_ptr<StatusDoor> status_door_;  // null after stop()
 
   Seat seat_;
   WaitingThreads waiting_threads_;
   std::shared_ptr<Arena> arena_;  // null when no process set can need it, and after stop()
-  Doorbell own_doorbell_;  // used when there is no arena
+  const std::shared_ptr<Doorbell> own_doorbell_ = std::make_shared<Doorbell>();  // used when there is no arena
   // Owns the arena if the doorbell lies there. stop() replaces it while it holds the seat and inbox_mutex_, so either
   // lock is enough to read it. A thread that rings or sleeps without both locks has a copy, so the arena outlives the
   // last such thread.
-  std::shared_ptr<Doorbell> doorbell_{std::shared_ptr<void>(), &own_doorbell_};
+  std::shared_ptr<Doorbell> doorbell_ = own_doorbell_;
   std::unique_ptr<PeerDeaths> peer_deaths_;
   std::unique_ptr<CompletionThreads> completion_threads_ = std::make_unique<CompletionThreads>();  // null after stop()
   const Operation* driven_ = nullptr;  // by enqueue_and_drive(); used only by the thread that holds the seat

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <new>
-#include <stdexcept>
 #include <string_view>
 #include <variant>
 
@@ -73,7 +72,7 @@ ProcessSet::ProcessSet(ProcessSetConfig config, const EngineOptions& options, En
              [this](const auto& operation, const Error* error) { settle(operation, error); }),
       operations_(config_.id, config_.own_rank(), *this),
       stall_watch_(config_, options_, negotiation_, neighbours_, operations_, pairs_, plane_,
-                   engine.launched_operations_, [this] { return engine_.steps(); }) {
+                   engine.launched_operations_, engine.steps_) {
   const OnEnd on_end = [this](const auto& operation, const Error* error) { end(operation, error); };
   auto host = std::make_unique<StreamPlane>(config_, options_, engine.arena_.get(), on_end);
   plane_ = std::make_unique<NcclPlane>(config_, options_, std::move(host), engine.launch_order_,
@@ -167,8 +166,7 @@ void ProcessSet::submit(const std::shared_ptr<Operation>& operation) noexcept {
   guarded([&] {
     if (operation->request->is_transfer()) return pairs_.submit(operation);
     if (!end_) return operations_.submit(operation);
-    operation->trace.submitted(operation->request, operation->signature, operation->process_set, operation->in_program,
-                               Clock::now());
+    operation->trace_submission(Clock::now());
     // A run that failed before the ranks parted names its own cause.
     const Error* const earlier = operations_.failure_of(operation->request->family);
     settle(operation, earlier != nullptr ? earlier : &end_->error);
@@ -182,8 +180,7 @@ void ProcessSet::state(const std::shared_ptr<Operation>& operation) {
   operation->since = now;
   engine_.stated(*operation, now);
   stall_watch_.submitted(*operation, now);
-  operation->trace.submitted(operation->request, operation->signature, operation->process_set, operation->in_program,
-                             now);
+  operation->trace_submission(now);
   if (operation->request->kind == Kind::join) return negotiation_.join();
   negotiation_.set_now(shared_seconds(now));
   negotiation_.submit(operation->request->name, *operation->signature, operation->absent, carried_.of(*operation));
@@ -285,7 +282,7 @@ std::shared_ptr<Operation> ProcessSet::operation_for_joined(const DecidedCollect
   auto operation = operation_of(request, std::vector(request->members.size(), none), join->process_set,
                                 std::make_shared<Handle>(0), std::make_shared<const std::string>(decided.signature));
   operation->trace = {join->trace.timeline};
-  operation->trace.submitted(request, operation->signature, operation->process_set, operation->in_program, now);
+  operation->trace_submission(now);
   operation->decision = decided.number;
   operations_.begin_for_joined(operation);
   return operation;

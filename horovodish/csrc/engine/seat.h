@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <condition_variable>
-#include <functional>
 #include <mutex>
 #include <utility>
 
@@ -38,7 +37,11 @@ class Seat {
     taken_ = true;
   }
   bool callers_waiting() const { return callers_.load(std::memory_order_relaxed) > 0; }
-  void leave() {
+  // The seat is a lock of the standard library, too: its holder drives.
+  void lock() {
+    take_as_caller(Clock::time_point::max(), [] { return false; });
+  }
+  void unlock() {
     {
       std::lock_guard lock(mutex_);
       taken_ = false;
@@ -63,20 +66,6 @@ class Seat {
   std::condition_variable changed_;
   std::atomic<int> callers_{0};  // waiting, not driving
   bool taken_ = false;  // guarded by mutex_
-};
-
-// Takes the seat as a caller, for the length of a scope.
-class SeatHold {
- public:
-  explicit SeatHold(Seat& seat) : seat_(seat) {
-    seat_.take_as_caller(Clock::time_point::max(), [] { return false; });
-  }
-  ~SeatHold() { seat_.leave(); }
-  SeatHold(const SeatHold&) = delete;
-  SeatHold& operator=(const SeatHold&) = delete;
-
- private:
-  Seat& seat_;
 };
 
 }  // namespace horovodish

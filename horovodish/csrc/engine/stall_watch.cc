@@ -61,7 +61,7 @@ std::string text_of_seconds(Clock::duration duration) {
 StallWatch::StallWatch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
                        Neighbours& neighbours, const OperationTable& operations, Pairs& pairs,
                        const std::unique_ptr<Plane>& plane, const LaunchedOperations& launched_operations,
-                       std::function<uint64_t()> steps)
+                       const std::atomic<uint64_t>& steps)
     : config_(config),
       options_(options),
       negotiation_(negotiation),
@@ -70,7 +70,7 @@ StallWatch::StallWatch(const ProcessSetConfig& config, const EngineOptions& opti
       pairs_(pairs),
       plane_(plane),
       launched_operations_(launched_operations),
-      steps_(std::move(steps)),
+      steps_(steps),
       stall_(options_.stall, asked_ranks(config_, neighbours_)),
       launched_stall_(options_.stall, asked_ranks(config_, neighbours_)) {}
 
@@ -214,7 +214,7 @@ std::string StallWatch::describe_launched(const Plane::Launched& launched, Clock
 
 // What this rank is doing, for a report.
 std::string StallWatch::status(Clock::time_point now) const {
-  const uint64_t step = steps_();
+  const uint64_t step = steps_;
   const std::string in_step = step == 0 ? "" : "is in step " + std::to_string(step) + " and ";
   const std::string on_host = in_step + status_on_host(now);
   const Plane::Launched* const launched = oldest_launched();

@@ -2,6 +2,7 @@
 // Another rank speaks for itself, and only if the root does not answer. stall.h decides when.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -27,7 +28,7 @@ class StallWatch {
   StallWatch(const ProcessSetConfig& config, const EngineOptions& options, Negotiation& negotiation,
              Neighbours& neighbours, const OperationTable& operations, Pairs& pairs,
              const std::unique_ptr<Plane>& plane, const LaunchedOperations& launched_operations,
-             std::function<uint64_t()> steps);
+             const std::atomic<uint64_t>& steps);
 
   // What this rank does, and what it hears of the others.
   void submitted(const Operation& operation, Clock::time_point now);
@@ -72,7 +73,7 @@ class StallWatch {
   Pairs& pairs_;
   const std::unique_ptr<Plane>& plane_;
   const LaunchedOperations& launched_operations_;
-  const std::function<uint64_t()> steps_;
+  const std::atomic<uint64_t>& steps_;
   StallInspector stall_;
   StallInspector launched_stall_;  // the same for launched operations
   Clock::time_point next_inspection_{};

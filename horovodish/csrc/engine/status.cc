@@ -16,7 +16,7 @@ constexpr std::chrono::milliseconds kStatusLimit{300};
 void Engine::show_status(std::shared_ptr<std::byte> page, int listener, int stacks, int stack_signal,
                          HoldPython hold_python) {
   {
-    const SeatHold hold(seat_);
+    const std::lock_guard hold(seat_);
     const auto status_page = new (page.get()) StatusPage();
     page_ = std::shared_ptr<StatusPage>(std::move(page), status_page);
   }
@@ -36,7 +36,7 @@ std::string Engine::status() {
   doorbell->ring_own();
   if (seat_.take_as_caller(Clock::now() + kStatusLimit, [&] { return !status_wanted_; })) {
     if (status_wanted_) write_status();
-    seat_.leave();
+    seat_.unlock();
   }
   status_wanted_ = false;
   std::lock_guard lock(status_mutex_);

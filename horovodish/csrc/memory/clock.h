@@ -9,10 +9,7 @@ namespace horovodish {
 
 struct Clock {
   using duration = std::chrono::steady_clock::duration;
-  using rep = duration::rep;
-  using period = duration::period;
   using time_point = std::chrono::steady_clock::time_point;
-  static constexpr bool is_steady = true;
 
   // A test's clock.
   struct Source {

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <optional>
 
 #include "memory/futex.h"
 
@@ -35,9 +34,8 @@ class Doorbell {
     sleeper_.store(who, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
-  void sleep(uint32_t value, Sleeper who, std::optional<std::chrono::nanoseconds> limit) {
-    futex_wait(value_, value, who == caller ? caller : engine, limit);
-  }
+  // `who`: engine or caller.
+  void sleep(uint32_t value, Sleeper who, std::chrono::nanoseconds limit) { futex_wait(value_, value, who, limit); }
   void wake_engine() { wake(engine); }
 
  private:

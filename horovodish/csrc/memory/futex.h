@@ -10,22 +10,17 @@
 #include <chrono>
 #include <climits>
 #include <cstdint>
-#include <optional>
 
 namespace horovodish {
 
 // Returns when woken through one of `bits`, at once if `word` is not `expected`, after `limit`, or without a reason.
-inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits,
-                       std::optional<std::chrono::nanoseconds> limit) {
-  timespec deadline{};
-  if (limit) {  // FUTEX_WAIT_BITSET takes an absolute time
-    clock_gettime(CLOCK_MONOTONIC, &deadline);
-    const int64_t nanoseconds = deadline.tv_nsec + limit->count();
-    deadline.tv_sec += nanoseconds / 1'000'000'000;
-    deadline.tv_nsec = nanoseconds % 1'000'000'000;
-  }
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_BITSET, expected, limit ? &deadline : nullptr,
-          nullptr, bits);
+inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t bits, std::chrono::nanoseconds limit) {
+  timespec deadline{};  // FUTEX_WAIT_BITSET takes an absolute time
+  clock_gettime(CLOCK_MONOTONIC, &deadline);
+  const int64_t nanoseconds = deadline.tv_nsec + limit.count();
+  deadline.tv_sec += nanoseconds / 1'000'000'000;
+  deadline.tv_nsec = nanoseconds % 1'000'000'000;
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_BITSET, expected, &deadline, nullptr, bits);
 }
 
 inline void futex_wake(std::atomic<uint32_t>& word, uint32_t bits) {

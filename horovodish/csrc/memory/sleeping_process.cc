@@ -29,18 +29,6 @@ constexpr const char* kThreads = "/proc/self/task";
 std::mutex background_mutex;
 std::vector<int> background;  // guarded by background_mutex
 
-bool is_background(int thread) {
-  std::lock_guard lock(background_mutex);
-  return std::find(background.begin(), background.end(), thread) != background.end();
-}
-
-// A new thread may get the number of a thread that has ended.
-void forget_others(const std::vector<int>& threads) {
-  std::lock_guard lock(background_mutex);
-  std::erase_if(background,
-                [&](int thread) { return std::find(threads.begin(), threads.end(), thread) == threads.end(); });
-}
-
 // Some threads of XLA and TensorFlow look around from time to time. They sleep by nanosleep(), in threads whose names
 // begin with "tf_", or wait for a mutex of Abseil, which calls the kernel by syscall(). Python's threads use other
 // functions of the C library for timed waits.
@@ -146,18 +134,20 @@ std::optional<uint64_t> runs_of(const std::filesystem::path& thread) {
 
 // The threads of this process with their folders, without the waiting ones and those in the background.
 std::map<int, std::filesystem::path> other_threads(const std::vector<int>& waiting) {
-  std::map<int, std::filesystem::path> others;
-  std::vector<int> all;
+  std::map<int, std::filesystem::path> threads;
   for (const auto& entry : std::filesystem::directory_iterator(kThreads)) {
     const std::string text = entry.path().filename();
     int thread = 0;
     std::from_chars(text.data(), text.data() + text.size(), thread);
-    all.push_back(thread);
-    if (is_background(thread)) continue;
-    if (std::find(waiting.begin(), waiting.end(), thread) == waiting.end()) others[thread] = entry.path();
+    threads[thread] = entry.path();
   }
-  forget_others(all);
-  return others;
+  {
+    std::lock_guard lock(background_mutex);
+    // One that has ended is forgotten: a new thread may get its number.
+    std::erase_if(background, [&](int thread) { return threads.erase(thread) == 0; });
+  }
+  for (const int thread : waiting) threads.erase(thread);
+  return threads;
 }
 
 // How often each thread has run. None if a thread does not sleep.

@@ -21,6 +21,7 @@ constexpr uint32_t kAnybody = 1;
 constexpr std::chrono::microseconds kShortestWake{5}, kLongestWake{50};
 constexpr std::chrono::microseconds kLongestYield{2};
 constexpr std::chrono::microseconds kFallAsleep{40};
+constexpr std::chrono::seconds kLongestSleep{1};  // if a ring does not come
 
 // The caller of this thread stays on its core, so another core has to wake up.
 void leave_core(int core) {
@@ -37,7 +38,7 @@ std::chrono::nanoseconds measure_wake() {
   std::thread sleeper([&, core = sched_getcpu()] {
     leave_core(core);
     for (uint32_t ring = 1; ring <= kSamples; ++ring) {
-      while (rung != ring) futex_wait(rung, ring - 1, kAnybody, std::nullopt);
+      while (rung != ring) futex_wait(rung, ring - 1, kAnybody, kLongestSleep);
       awake = Steady::now();
       heard = ring;
     }

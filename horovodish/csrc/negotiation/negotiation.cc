@@ -16,11 +16,6 @@ constexpr size_t kShownTensors = 5;  // in a message about tensors that wait
 // Statements made within this time of each other count as simultaneous, so they share one Span.
 constexpr double kMomentSeconds = 1e-4;
 
-std::vector<std::string> families_of(const Request& request) {
-  if (request.family.name.empty()) return {};
-  return {request.family.name};
-}
-
 bool is_same_moment(const Span& a, const Span& b) {
   return a.last_rank == b.last_rank && std::abs(a.first_seconds - b.first_seconds) < kMomentSeconds &&
          std::abs(a.last_seconds - b.last_seconds) < kMomentSeconds;
@@ -258,9 +253,11 @@ void Negotiation::decide(const Tensor& tensor, Statement statement) {
 bool Negotiation::fails_because_of_joined(std::string_view name, std::string_view signature, const RankSet& joined) {
   if (joined.empty()) return false;
   const Request request = Request::decode(signature);
-  const std::string problem = request.problem_with_joined(joined);
-  if (!problem.empty()) apply(Fail{std::string(name), problem, families_of(request)});
-  return !problem.empty();
+  Fail failed{std::string(name), request.problem_with_joined(joined)};
+  if (failed.text.empty()) return false;
+  if (!request.family.name.empty()) failed.families.push_back(request.family.name);
+  apply(failed);
+  return true;
 }
 
 CachedRequest& Negotiation::known(TensorId id) {

@@ -64,7 +64,7 @@ std::map<std::string, std::string> StallInspector::labels() const {
 }
 
 std::string StallInspector::report(Clock::time_point now, const std::string& pending) const {
-  const auto waited = static_cast<long>(std::lround(Seconds(now - since_).count()));
+  const long waited = std::lround(Seconds(now - since_).count());
   std::string text = "ranks have waited for others for " + std::to_string(waited) + " s: " + pending + ".";
   RankSet silent = ranks_;
   for (const auto& [rank, answer] : answers_) {
@@ -82,7 +82,7 @@ std::string StallInspector::report(Clock::time_point now, const std::string& pen
 
 std::string StallInspector::report_silence(Clock::time_point now, WorldRank rank, const std::string& status,
                                            WorldRank parent, WorldRank root) const {
-  const auto waited = static_cast<long>(std::lround(Seconds(now - since_).count()));
+  const long waited = std::lround(Seconds(now - since_).count());
   const std::string way = parent == root ? "" : " by way of " + text_of(parent);
   return text_of(rank) + " " + status + ", for " + std::to_string(waited) + " s by now, and no answer comes from " +
          text_of(root) + way + ": stopped, or stuck where the engine cannot run";

@@ -8,7 +8,6 @@
 #include <memory>
 #include <numeric>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -78,6 +77,8 @@ struct Operation {
   Clock::time_point since{};  // when it was stated to the other ranks
   std::shared_ptr<Operation> next;  // in the queue of operations whose `then` is to be called
   Trace trace;
+
+  void trace_submission(Clock::time_point now) { trace.submitted(request, signature, process_set, in_program, now); }
 
   // A joined rank contributes the identity, which must not be scaled. So if a rank has joined, every other rank scales
   // its own contribution when it packs it. Otherwise the reduction scales in passing.

@@ -31,15 +31,15 @@ namespace horovodish {
 class EngineByTurns {
  public:
   static bool turn(Engine& engine) {
-    const SeatHold hold(engine.seat_);
+    const std::lock_guard hold(engine.seat_);
     return !engine.stopping_ && engine.turn();
   }
   static void die(Engine& engine) {
-    const SeatHold hold(engine.seat_);
+    const std::lock_guard hold(engine.seat_);
     {
       std::lock_guard lock(engine.inbox_mutex_);
       engine.closed_ = true;
-      engine.doorbell_ = {std::shared_ptr<void>(), &engine.own_doorbell_};
+      engine.doorbell_ = engine.own_doorbell_;
     }
     engine.stopping_ = true;
     engine.process_sets_.clear();

@@ -70,7 +70,7 @@ void Timeline::settled(Track& track, bool failed) {
 // Names beyond kMostTracks share tracks, too, since a program may make up names in each step.
 Timeline::Track& Timeline::track_of(int process_set, std::string_view name) {
   const size_t cut = name.find(kUnnamed);
-  if (cut == std::string_view::npos && (last_track_ < kMostTracks || is_known(process_set, name))) {
+  if (cut == std::string_view::npos && (last_track_ < kMostTracks || tracks_[process_set].contains(name))) {
     return named(process_set, name);
   }
   const std::string_view common =
@@ -80,11 +80,6 @@ Timeline::Track& Timeline::track_of(int process_set, std::string_view name) {
     track = &named(process_set, std::string(common) + " (" + std::to_string(lane) + ")");
   }
   return *track;
-}
-
-bool Timeline::is_known(int process_set, std::string_view name) const {
-  const auto tracks = tracks_.find(process_set);
-  return tracks != tracks_.end() && tracks->second.contains(name);
 }
 
 Timeline::Track& Timeline::named(int process_set, std::string_view name) {
@@ -105,19 +100,22 @@ bool Timeline::describe(const Track& track, const std::shared_ptr<const Request>
 }
 
 void Timeline::push(TimelineRecord&& record) {
-  if (finished_.load(std::memory_order_relaxed) || records_.push(std::move(record))) return;
+  if (finishing_.load(std::memory_order_relaxed) || records_.push(std::move(record))) return;
   dropped_.fetch_add(1, std::memory_order_relaxed);
 }
 
-void Timeline::add(Moment&& moment) {
+template <class T>
+void Timeline::keep(std::vector<T>& list, size_t most, T&& value) {
   std::lock_guard lock(mutex_);
   if (finishing_) return;
-  if (moments_.size() < kDescriptions) {
-    moments_.push_back(std::move(moment));
+  if (list.size() < most) {
+    list.push_back(std::move(value));
   } else {
     dropped_.fetch_add(1, std::memory_order_relaxed);
   }
 }
+
+void Timeline::add(Moment&& moment) { keep(moments_, kDescriptions, std::move(moment)); }
 
 void Timeline::add_error(const std::string& text) noexcept {
   try {
@@ -127,27 +125,16 @@ void Timeline::add_error(const std::string& text) noexcept {
   }
 }
 
-void Timeline::waited(int64_t begin) {
-  const int64_t end = now();
-  std::lock_guard lock(mutex_);
-  if (finishing_) return;
-  if (waits_.size() < kRecords) {
-    waits_.emplace_back(Phase::wait, kWaitsTrack, begin, end);
-  } else {
-    dropped_.fetch_add(1, std::memory_order_relaxed);
-  }
-}
+void Timeline::waited(int64_t begin) { keep(waits_, kRecords, TimelineRecord(Phase::wait, kWaitsTrack, begin, now())); }
 
 // The thread that ends the timeline writes the remaining records: the writer's thread may not get to run for a while.
 void Timeline::finish() {
   {
     std::lock_guard lock(mutex_);
-    if (finishing_) return;
-    finishing_ = true;
+    if (finishing_.exchange(true)) return;
   }
   changed_.notify_one();
   writer_.join();
-  finished_ = true;
   write([this] {
     write_records();
     recording_->finish(now());
@@ -161,7 +148,7 @@ void Timeline::run() {
   const sched_param parameters{};
   pthread_setschedparam(pthread_self(), SCHED_IDLE, &parameters);
   std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, kInterval, [this] { return finishing_; })) {
+  while (!changed_.wait_for(lock, kInterval, [this] { return finishing_.load(); })) {
     lock.unlock();
     write([this] { write_records(); });
     lock.lock();

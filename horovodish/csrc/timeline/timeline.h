@@ -16,7 +16,6 @@
 #include <string_view>
 #include <thread>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "memory/single_producer_ring.h"
@@ -105,10 +104,11 @@ class Timeline {
 
  private:
   Track& track_of(int process_set, std::string_view name);
-  bool is_known(int process_set, std::string_view name) const;
   Track& named(int process_set, std::string_view name);
   bool describe(const Track& track, const std::shared_ptr<const Request>& request);
   void push(TimelineRecord&& record);
+  template <class T>
+  void keep(std::vector<T>& list, size_t most, T&& value);
   void run();
   void write_records();
   template <class Step>
@@ -121,13 +121,12 @@ class Timeline {
   uint32_t last_track_ = kWaitsTrack;
   int64_t last_phase_ = 0, last_decision_ = 0;  // the end of the last phase, and the time of the last decision
   std::atomic<uint64_t> dropped_{0};
-  std::atomic<bool> finished_{false};
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool finishing_ = false;  // guarded by mutex_
-  std::vector<Moment> moments_;  // not written yet; likewise
-  std::vector<TimelineRecord> waits_;  // likewise
+  std::atomic<bool> finishing_{false};  // set with mutex_ held
+  std::vector<Moment> moments_;  // not written yet; guarded by mutex_, as the next one
+  std::vector<TimelineRecord> waits_;
   std::unique_ptr<Recording> recording_;  // the writer's alone until it has ended
   bool failed_ = false;  // likewise
   std::thread writer_;

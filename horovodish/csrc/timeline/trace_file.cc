@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -17,11 +16,6 @@ namespace {
 constexpr size_t kPageBytes = 4096;
 // An event holds at most three texts, and fits into a page.
 constexpr size_t kLongestText = 500;
-
-void append_number(std::string& text, int64_t value) {
-  char digits[24];
-  text.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
-}
 
 }  // namespace
 
@@ -59,8 +53,7 @@ void TraceFile::add(const Event& event) {
   line_ = first_ ? "{\"ph\":\"" : ",{\"ph\":\"";
   first_ = false;
   line_ += event.type;
-  line_.append("\",\"pid\":").append(process_).append(",\"tid\":");
-  append_number(line_, static_cast<int64_t>(event.track));
+  line_.append("\",\"pid\":").append(process_).append(",\"tid\":").append(std::to_string(event.track));
   if (event.at) time("ts", *event.at - origin_);
   if (event.length) time("dur", *event.length);
   if (event.type != 'E') line_.append(",\"name\":").append(json_text(event.name));
@@ -79,7 +72,7 @@ void TraceFile::time(std::string_view key, int64_t nanoseconds) {
   line_.append(",\"").append(key).append("\":");
   if (nanoseconds < 0) line_ += '-';
   const int64_t length = nanoseconds < 0 ? -nanoseconds : nanoseconds;
-  append_number(line_, length / 1000);
+  line_ += std::to_string(length / 1000);
   const auto rest = static_cast<int>(length % 1000);
   const char digits[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
                          static_cast<char>('0' + rest % 10)};
