@@ -144,8 +144,8 @@ std::vector<size_t> BucketPlan::absent_everywhere() const {
 }
 
 bool BucketPlan::any_joined() const {
-  return std::any_of(buckets_.begin(), buckets_.end(),
-                     [](const Bucket& bucket) { return bucket.operation && bucket.operation->any_joined; });
+  return std::ranges::any_of(buckets_,
+                             [](const Bucket& bucket) { return bucket.operation && bucket.operation->any_joined; });
 }
 
 void BucketPlan::reset() {

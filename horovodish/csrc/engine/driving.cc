@@ -4,7 +4,6 @@
 
 #include "engine/engine.h"
 #include "memory/sleeping_process.h"
-#include "memory/thread_setup.h"
 #include "memory/waiting_costs.h"
 
 namespace horovodish {
@@ -134,8 +133,7 @@ void Engine::start_thread() {
 }
 
 void Engine::run() {
-  set_up_thread("horovodish");
-  const BackgroundThread background;
+  const BackgroundThread background("horovodish");
   while (!stopping_) {
     seat_.take_as_engine();
     const auto doorbell = doorbell_;
@@ -221,8 +219,7 @@ void Engine::leave_seat() noexcept {
 }
 
 bool Engine::awaits_news() const {
-  return std::any_of(process_sets_.begin(), process_sets_.end(),
-                     [](const auto& entry) { return entry.second->awaits_news(); });
+  return std::ranges::any_of(process_sets_, [](const auto& entry) { return entry.second->awaits_news(); });
 }
 
 // How long a caller looks for news without a break before it sleeps.

@@ -61,7 +61,7 @@ Engine::Engine(EngineConfig config) : config_(std::move(config)), forks_(forks_s
     arena_ = std::make_shared<Arena>(std::exchange(config_.arena_memory, {}), config_.local_rank,
                                      EngineConfig::arena_layout(local_ranks, config_.options.chunk_bytes));
     doorbell_ = {arena_, &arena_->doorbell(config_.local_rank)};
-    peer_deaths_ = std::make_unique<PeerDeaths>(config_.peer_sockets, [bell = doorbell_.get()] { bell->ring_own(); });
+    peer_deaths_ = std::make_unique<PeerDeaths>(config_.peer_sockets, *doorbell_);
   }
   if (config_.size > 1) {
     waiting_costs();
@@ -321,8 +321,8 @@ void Engine::stop(bool failed, const std::string& reason) noexcept {
     const std::lock_guard hold(seat_);
     take_submissions();
     for (auto& [id, set] : process_sets_) set->leave(failed, reason);
-    const bool holds_data = std::any_of(process_sets_.begin(), process_sets_.end(),
-                                        [](const auto& entry) { return entry.second->may_hold_data(); });
+    const bool holds_data =
+        std::ranges::any_of(process_sets_, [](const auto& entry) { return entry.second->may_hold_data(); });
     const Clock::time_point limit = Clock::now() + (holds_data && !failed ? kTransferLimit : kFarewellLimit);
     while (!farewells_sent() && Clock::now() < limit) Clock::sleep(kFarewellNap);
     stopping_ = true;

@@ -10,7 +10,6 @@
 #include <string_view>
 
 #include "memory/sleeping_process.h"
-#include "memory/thread_setup.h"
 
 namespace horovodish {
 
@@ -46,14 +45,13 @@ StatusDoor::~StatusDoor() {
 }
 
 void StatusDoor::run() {
-  set_up_thread("hvd-status");
+  const BackgroundThread background("hvd-status");
   if (stacks_ >= 0) {
     sigset_t own;
     sigemptyset(&own);
     sigaddset(&own, stack_signal_);
     pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
   }
-  const BackgroundThread background;
   while (true) {
     const int connection = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (connection < 0 && errno == EINVAL) return;

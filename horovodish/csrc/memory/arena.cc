@@ -51,7 +51,7 @@ Arena::~Arena() {
 }
 
 void Arena::clear(size_t region) const {
-  for (size_t to = 0; to < ranks(); ++to) {
+  for (size_t to = 0; to < layout_.ranks; ++to) {
     control_ring(region, own_, to).clear();
     transfer_ring(region, own_, to).clear();
   }

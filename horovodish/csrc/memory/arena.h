@@ -96,7 +96,6 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  size_t ranks() const { return layout_.ranks; }
   size_t own() const { return own_; }
   const ArenaLayout& layout() const { return layout_; }
 

@@ -10,13 +10,12 @@
 #include <system_error>
 
 #include "memory/sleeping_process.h"
-#include "memory/thread_setup.h"
 
 namespace horovodish {
 
-PeerDeaths::PeerDeaths(std::vector<int> sockets, std::function<void()> on_loss)
+PeerDeaths::PeerDeaths(std::vector<int> sockets, Doorbell& doorbell)
     : sockets_(std::move(sockets)),
-      on_loss_(std::move(on_loss)),
+      doorbell_(doorbell),
       gone_(std::make_unique<std::atomic<bool>[]>(sockets_.size())),
       stop_event_(eventfd(0, EFD_CLOEXEC)) {
   try {
@@ -46,8 +45,7 @@ void PeerDeaths::close_all() {
 }
 
 void PeerDeaths::run() {
-  set_up_thread("hvd-peer-watch");
-  const BackgroundThread background;
+  const BackgroundThread background("hvd-peer-watch");
   while (true) {
     if (poll(polled_.data(), polled_.size(), -1) < 0) continue;
     if (polled_.back().revents != 0) return;

@@ -5,24 +5,25 @@
 #include <poll.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
+
+#include "memory/doorbell.h"
 
 namespace horovodish {
 
 class PeerDeaths {
  public:
   // `sockets`: by local rank, -1 for this rank. The destructor closes them, as does the constructor if it throws. The
-  // watching thread calls `on_loss`.
-  PeerDeaths(std::vector<int> sockets, std::function<void()> on_loss);
+  // watching thread rings `doorbell`, of this rank.
+  PeerDeaths(std::vector<int> sockets, Doorbell& doorbell);
   ~PeerDeaths();
 
   bool gone(size_t peer) const { return gone_[peer].load(std::memory_order_acquire); }
   void set_gone(size_t peer) {
     gone_[peer].store(true, std::memory_order_release);
-    on_loss_();
+    doorbell_.ring_own();
   }
 
  private:
@@ -31,7 +32,7 @@ class PeerDeaths {
 
   std::vector<int> sockets_;
   std::vector<pollfd> polled_;  // only the thread uses it; it allocates nothing, as nobody could hear of a failure
-  std::function<void()> on_loss_;
+  Doorbell& doorbell_;
   std::unique_ptr<std::atomic<bool>[]> gone_;
   int stop_event_;
   std::thread thread_;

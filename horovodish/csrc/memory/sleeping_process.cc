@@ -20,6 +20,8 @@
 #include <sstream>
 #include <string>
 
+#include "memory/thread_setup.h"
+
 namespace horovodish {
 
 namespace {
@@ -176,7 +178,10 @@ void remove_background_thread(int thread) noexcept {
   std::erase(background, thread);
 }
 
-BackgroundThread::BackgroundThread() { add_background_thread(gettid()); }
+BackgroundThread::BackgroundThread(const char* name) {
+  set_up_thread(name);
+  add_background_thread(gettid());
+}
 
 BackgroundThread::~BackgroundThread() { remove_background_thread(gettid()); }
 

@@ -15,10 +15,10 @@ inline constexpr const char* kCompletionThread = "horovodish-then";
 void add_background_thread(int thread) noexcept;
 void remove_background_thread(int thread) noexcept;
 
-// The calling thread is such a thread for the length of a scope.
+// Sets up the calling thread, see thread_setup.h, which is such a thread for the length of a scope.
 class BackgroundThread {
  public:
-  BackgroundThread();
+  explicit BackgroundThread(const char* name);
   ~BackgroundThread();
   BackgroundThread(const BackgroundThread&) = delete;
   BackgroundThread& operator=(const BackgroundThread&) = delete;

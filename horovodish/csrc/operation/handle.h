@@ -58,7 +58,7 @@ class Handle {
   // Also set for an operation that failed while a GPU worked on it.
   DeviceEvent* event() const { return event_.get(); }
 
-  void complete(std::shared_ptr<DeviceEvent> event = nullptr) {
+  void complete(std::shared_ptr<DeviceEvent> event) {
     event_ = std::move(event);
     state_.store(State::done, std::memory_order_release);
   }

@@ -16,7 +16,6 @@
 #include "engine/engine.h"
 #include "engine/frontend.h"
 #include "memory/sleeping_process.h"
-#include "memory/thread_setup.h"
 #include "python/bindings.h"
 #include "python/handles.h"
 #include "timeline/record_file.h"
@@ -101,8 +100,7 @@ bool hold_python(const std::function<void()>& look) {
   if (is_waiting.exchange(true)) return false;
   const auto hold = std::make_shared<Hold>();
   std::thread([hold] {
-    set_up_thread("hvd-stacks");
-    const BackgroundThread background;
+    const BackgroundThread background("hvd-stacks");
     const PyGILState_STATE state = PyGILState_Ensure();  // may never return
     is_waiting = false;
     {

@@ -7,7 +7,6 @@
 #include <new>
 
 #include "memory/sleeping_process.h"
-#include "memory/thread_setup.h"
 #include "timeline/recording.h"
 
 namespace horovodish {
@@ -143,8 +142,7 @@ void Timeline::finish() {
 }
 
 void Timeline::run() {
-  set_up_thread("horovodish-time");
-  const BackgroundThread background;
+  const BackgroundThread background("horovodish-time");
   const sched_param parameters{};
   pthread_setschedparam(pthread_self(), SCHED_IDLE, &parameters);
   std::unique_lock lock(mutex_);
