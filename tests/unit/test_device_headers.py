@@ -34,12 +34,6 @@ NCCL = """
 #include "abi/nccl.h"
 using namespace horovodish::abi;
 SAME(NcclResult::success, ncclSuccess);
-SAME(NcclResult::unhandled_cuda_error, ncclUnhandledCudaError);
-SAME(NcclResult::system_error, ncclSystemError);
-SAME(NcclResult::internal_error, ncclInternalError);
-SAME(NcclResult::invalid_argument, ncclInvalidArgument);
-SAME(NcclResult::invalid_usage, ncclInvalidUsage);
-SAME(NcclResult::remote_error, ncclRemoteError);
 SAME(NcclResult::in_progress, ncclInProgress);
 SAME(NcclType::int8, ncclInt8);
 SAME(NcclType::uint8, ncclUint8);
@@ -54,8 +48,7 @@ SAME(NcclOp::product, ncclProd);
 SAME(NcclOp::max, ncclMax);
 SAME(NcclOp::min, ncclMin);
 SAME(NcclOp::average, ncclAvg);
-SAME(NcclScalarResidence::device, ncclScalarDevice);
-SAME(NcclScalarResidence::host_immediate, ncclScalarHostImmediate);
+SAME(kNcclScalarHostImmediate, ncclScalarHostImmediate);
 SAME(sizeof(NcclUniqueId), sizeof(ncclUniqueId));
 SAME(sizeof(NcclOp), sizeof(ncclRedOp_t));
 #ifdef NCCL_API_MAGIC  // before, the header has it as a number

@@ -4,7 +4,7 @@
 
 #include <climits>
 #include <cstddef>
-#include <cstdint>
+#include <stdexcept>
 #include <string>
 
 #include "abi/library.h"
@@ -14,16 +14,8 @@ namespace horovodish::abi {
 using NcclCommunicator = void*;
 using NcclStream = void*;  // a CUstream, as is the runtime API's cudaStream_t
 
-enum class NcclResult : int {
-  success = 0,
-  unhandled_cuda_error = 1,
-  system_error = 2,
-  internal_error = 3,
-  invalid_argument = 4,
-  invalid_usage = 5,
-  remote_error = 6,
-  in_progress = 7,
-};
+// The other values are errors, for which NCCL has texts.
+enum class NcclResult : int { success = 0, in_progress = 7 };
 
 enum class NcclType : int {
   int8 = 0,
@@ -39,7 +31,7 @@ enum class NcclType : int {
 // ncclRedOpCreatePreMulSum makes further values.
 enum class NcclOp : int { sum = 0, product = 1, max = 2, min = 3, average = 4 };
 
-enum class NcclScalarResidence : int { device = 0, host_immediate = 1 };
+inline constexpr int kNcclScalarHostImmediate = 1;  // of ncclScalarResidence_t
 
 struct NcclUniqueId {
   char bytes[128];
@@ -83,7 +75,7 @@ struct Nccl : Library {
   NcclResult (*comm_finalize)(NcclCommunicator communicator) = look_up("ncclCommFinalize");
   NcclResult (*comm_destroy)(NcclCommunicator communicator) = look_up("ncclCommDestroy");
   NcclResult (*comm_abort)(NcclCommunicator communicator) = look_up("ncclCommAbort");
-  NcclResult (*red_op_create_pre_mul_sum)(NcclOp* op, void* scalar, NcclType type, NcclScalarResidence residence,
+  NcclResult (*red_op_create_pre_mul_sum)(NcclOp* op, void* scalar, NcclType type, int residence,
                                           NcclCommunicator communicator) = look_up("ncclRedOpCreatePreMulSum");
   NcclResult (*red_op_destroy)(NcclOp op, NcclCommunicator communicator) = look_up("ncclRedOpDestroy");
   NcclResult (*group_start)() = look_up("ncclGroupStart");
@@ -104,7 +96,12 @@ struct Nccl : Library {
                         NcclStream stream) = look_up("ncclRecv");
 
  private:
-  int checked_version() const;
+  int checked_version() const {
+    int found = 0;
+    if (get_version(&found) != NcclResult::success) throw std::runtime_error("ncclGetVersion failed");
+    if (found < kOldest) throw std::runtime_error("this NCCL is too old: " + std::to_string(found));
+    return found;
+  }
 };
 
 }  // namespace horovodish::abi

@@ -24,7 +24,6 @@ typedef enum TF_Code {
   TF_INVALID_ARGUMENT = 3,
   TF_DEADLINE_EXCEEDED = 4,
   TF_FAILED_PRECONDITION = 9,
-  TF_ABORTED = 10,
   TF_INTERNAL = 13,
 } TF_Code;
 
@@ -77,7 +76,6 @@ void TF_DeleteShapeHandle(TF_ShapeHandle*);
 int64_t TF_ShapeInferenceContextNumInputs(TF_ShapeInferenceContext*);
 void TF_ShapeInferenceContextGetInput(TF_ShapeInferenceContext*, int index, TF_ShapeHandle*, TF_Status*);
 void TF_ShapeInferenceContextSetOutput(TF_ShapeInferenceContext*, int index, TF_ShapeHandle*, TF_Status*);
-void TF_ShapeInferenceContextSetUnknownShape(TF_ShapeInferenceContext*, TF_Status*);
 TF_ShapeHandle* TF_ShapeInferenceContextScalar(TF_ShapeInferenceContext*);
 int TF_ShapeInferenceContextRankKnown(TF_ShapeInferenceContext*, TF_ShapeHandle*);
 void TF_ShapeInferenceContextWithRank(TF_ShapeInferenceContext*, TF_ShapeHandle*, int64_t rank, TF_ShapeHandle* result,
@@ -106,10 +104,8 @@ void TF_OpKernelConstruction_GetAttrString(TF_OpKernelConstruction*, const char*
 void TF_OpKernelConstruction_Failure(TF_OpKernelConstruction*, TF_Status*);
 
 int TF_NumInputs(TF_OpKernelContext*);
-int TF_NumOutputs(TF_OpKernelContext*);
 void TF_GetInput(TF_OpKernelContext*, int index, TF_Tensor**, TF_Status*);
 void TF_SetOutput(TF_OpKernelContext*, int index, const TF_Tensor*, TF_Status*);
-TF_DataType TF_ExpectedOutputDataType(TF_OpKernelContext*, int index);
 TF_Tensor* TF_AllocateOutput(TF_OpKernelContext*, int index, TF_DataType, const int64_t* dims, int rank, size_t bytes,
                              TF_Status*);
 TF_Tensor* TF_AllocateTemp(TF_OpKernelContext*, TF_DataType, const int64_t* dims, int rank, TF_AllocatorAttributes*,

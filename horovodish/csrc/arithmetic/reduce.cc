@@ -272,20 +272,13 @@ HOROVODISH_INLINE void store_typed(std::type_identity<T>, const float* source, v
   for (size_t i = 0; i < count; ++i) target[i] = finished<T>(typename Element<T>::Accumulator{source[i]}, factor);
 }
 
-#define HOROVODISH_FLOATS(T)                                                                                         \
-  HOROVODISH_VARIANTS(void, load_as,                                                                                 \
-                      (std::type_identity<T> type, const void* source, float* target, size_t count, double factor),  \
-                      (type, source, target, count, factor), return load_typed(type, source, target, count, factor)) \
-  HOROVODISH_VARIANTS(void, store_as,                                                                                \
-                      (std::type_identity<T> type, const float* source, void* target, size_t count, double factor),  \
-                      (type, source, target, count, factor), return store_typed(type, source, target, count, factor))
-HOROVODISH_FLOATS(Float16)
-HOROVODISH_FLOATS(BFloat16)
-HOROVODISH_FLOATS(float)
-HOROVODISH_FLOATS(double)
-#undef HOROVODISH_FLOATS
-
-#define HOROVODISH_ADASUM(T)                                                                                           \
+#define HOROVODISH_FLOATS(T)                                                                                           \
+  HOROVODISH_VARIANTS(void, load_as,                                                                                   \
+                      (std::type_identity<T> type, const void* source, float* target, size_t count, double factor),    \
+                      (type, source, target, count, factor), return load_typed(type, source, target, count, factor))   \
+  HOROVODISH_VARIANTS(void, store_as,                                                                                  \
+                      (std::type_identity<T> type, const float* source, void* target, size_t count, double factor),    \
+                      (type, source, target, count, factor), return store_typed(type, source, target, count, factor))  \
   HOROVODISH_VARIANTS(double, dot_as, (std::type_identity<T> type, const void* left, const void* right, size_t count), \
                       (type, left, right, count), return dot_typed(type, left, right, count))                          \
   HOROVODISH_VARIANTS(void, weighted_sum_as,                                                                           \
@@ -293,11 +286,11 @@ HOROVODISH_FLOATS(double)
                        size_t sources_count, size_t count),                                                            \
                       (type, target, sources, weights, sources_count, count),                                          \
                       return weighted_sum_typed(type, target, sources, weights, sources_count, count))
-HOROVODISH_ADASUM(Float16)
-HOROVODISH_ADASUM(BFloat16)
-HOROVODISH_ADASUM(float)
-HOROVODISH_ADASUM(double)
-#undef HOROVODISH_ADASUM
+HOROVODISH_FLOATS(Float16)
+HOROVODISH_FLOATS(BFloat16)
+HOROVODISH_FLOATS(float)
+HOROVODISH_FLOATS(double)
+#undef HOROVODISH_FLOATS
 
 template <class T>
 void fill_typed(std::type_identity<T>, ReduceOp op, void* target, size_t count) {

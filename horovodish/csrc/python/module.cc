@@ -80,17 +80,8 @@ NB_MODULE(_native, module) {
   module.def("compares_at", &compares_at, nb::arg("number"));
   module.attr("TREE_ARITY") = kTreeArity;
   module.def("fastest_allreduce", [](int ranks, size_t bytes) {
-    switch (fastest_allreduce(ranks, bytes)) {
-      case AllreduceAlgorithm::direct:
-        return "direct";
-      case AllreduceAlgorithm::two_step:
-        return "two_step";
-      case AllreduceAlgorithm::halving:
-        return "halving";
-      case AllreduceAlgorithm::ring:
-        return "ring";
-    }
-    return "";
+    static constexpr const char* kNames[] = {"direct", "two_step", "halving", "ring"};
+    return kNames[static_cast<size_t>(fastest_allreduce(ranks, bytes))];
   });
   module.def("exchanged_chunk", &exchanged_chunk, nb::arg("wanted"), nb::arg("segment"), nb::arg("pieces"),
              nb::arg("most"));

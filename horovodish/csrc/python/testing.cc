@@ -324,57 +324,53 @@ void bind_schedules(nb::module_& module) {
   });
 }
 
-// Reduces values with the instructions of `level` at most; levels are numbered from 0. Null if the processor lacks
-// them.
-std::optional<nb::bytes> reduce_with(int level, int dtype, int op, const std::vector<nb::bytes>& values,
-                                     double prescale, double postscale, int divisor) {
-  const auto wanted = static_cast<Instructions>(level);
-  limit_instructions(wanted);
-  const bool has_them = instructions() == wanted;
+// The result of `compute` with the instructions of `level`; levels are numbered from 0. None if the processor lacks them.
+template <class Compute>
+nb::object with_instructions(int level, Compute compute) {
+  nb::object result = nb::none();
+  limit_instructions(static_cast<Instructions>(level));
+  if (instructions() == static_cast<Instructions>(level)) result = compute();
+  limit_instructions(Instructions::x86_64_v4);
+  return result;
+}
+
+nb::object reduce_with(int level, int dtype, int op, const std::vector<nb::bytes>& values, double prescale,
+                       double postscale, int divisor) {
   std::vector<const void*> sources;
   for (const nb::bytes& each : values) sources.push_back(each.c_str());
   std::string target(values.at(0).size(), '\0');
   const auto type = static_cast<DType>(dtype);
-  if (has_them) {
+  return with_instructions(level, [&] {
     reduce(type, static_cast<ReduceOp>(op), target.data(), sources.data(), sources.size(),
            target.size() / bytes_of(type), {prescale, postscale, divisor});
-  }
-  limit_instructions(Instructions::x86_64_v4);
-  if (!has_them) return std::nullopt;
-  return as_bytes(target);
+    return as_bytes(target);
+  });
 }
 
-// Copies the bytes of `source` from byte `from` on to byte `to` of `target`, and returns `target`. Null as in
-// reduce_with().
-std::optional<nb::bytes> copy_with(int level, const nb::bytes& source, size_t from, const nb::bytes& target,
-                                   size_t to) {
-  limit_instructions(static_cast<Instructions>(level));
-  const bool has_them = instructions() == static_cast<Instructions>(level);
-  std::string result(target.c_str(), target.size());
-  copy_bytes(result.data() + to, source.c_str() + from, source.size() - from);
-  limit_instructions(Instructions::x86_64_v4);
-  if (!has_them) return std::nullopt;
-  return as_bytes(result);
+// Copies the bytes of `source` from byte `from` on to byte `to` of `target`, and returns `target`.
+nb::object copy_with(int level, const nb::bytes& source, size_t from, const nb::bytes& target, size_t to) {
+  return with_instructions(level, [&] {
+    std::string result(target.c_str(), target.size());
+    copy_bytes(result.data() + to, source.c_str() + from, source.size() - from);
+    return as_bytes(result);
+  });
 }
 
-// The code of float32 values, the errors, and the sums of `others` and the decoded values; null as in reduce_with().
-std::optional<std::tuple<nb::bytes, nb::bytes, nb::bytes>> code_with(int level, int kind, double share, uint64_t seed,
-                                                                     const nb::bytes& values,
-                                                                     const std::optional<nb::bytes>& others) {
-  limit_instructions(static_cast<Instructions>(level));
-  const bool has_them = instructions() == static_cast<Instructions>(level);
-  const Codec codec(static_cast<CodecKind>(kind), share);
-  const size_t count = values.size() / sizeof(float);
-  std::vector<float> errors(count), decoded(count);
-  std::memcpy(errors.data(), values.c_str(), values.size());
-  if (others) std::memcpy(decoded.data(), others->c_str(), values.size());
-  std::string code(codec.bytes(count), '\0');
-  codec.encode(errors.data(), count, reinterpret_cast<std::byte*>(code.data()), seed);
-  codec.decode(reinterpret_cast<const std::byte*>(code.data()), decoded.data(), count, seed, others.has_value());
-  limit_instructions(Instructions::x86_64_v4);
-  if (!has_them) return std::nullopt;
-  const auto bytes = [](const std::vector<float>& of) { return nb::bytes(of.data(), of.size() * sizeof(float)); };
-  return std::tuple(as_bytes(code), bytes(errors), bytes(decoded));
+// The code of float32 values, the errors, and the sums of `others` and the decoded values.
+nb::object code_with(int level, int kind, double share, uint64_t seed, const nb::bytes& values,
+                     const std::optional<nb::bytes>& others) {
+  return with_instructions(level, [&] {
+    const Codec codec(static_cast<CodecKind>(kind), share);
+    const size_t count = values.size() / sizeof(float);
+    std::vector<float> errors(count), decoded(count);
+    std::memcpy(errors.data(), values.c_str(), values.size());
+    if (others) std::memcpy(decoded.data(), others->c_str(), values.size());
+    std::string code(codec.bytes(count), '\0');
+    codec.encode(errors.data(), count, reinterpret_cast<std::byte*>(code.data()), seed);
+    codec.decode(reinterpret_cast<const std::byte*>(code.data()), decoded.data(), count, seed, others.has_value());
+    const auto bytes = [](const std::vector<float>& of) { return nb::bytes(of.data(), of.size() * sizeof(float)); };
+    return nb::make_tuple(as_bytes(code), bytes(errors), bytes(decoded));
+  });
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ struct Block {
   uint64_t seed;  // the same at encoding and decoding of a block
 };
 
-// The encoding of one block. A new codec is a file of its own and a row of the table in codec.cc.
+// The encoding of one block. A new codec is a file of its own and a row of the table below.
 struct BlockCodec {
   size_t block;  // values
   // The size of the code.
@@ -39,6 +39,11 @@ struct BlockCodec {
   void (*decode)(const std::byte* code, float* values, const Block& block, bool adds);
 };
 
+extern const BlockCodec kInt8Codec, kInt4Codec, kOnebitCodec, kTernaryCodec, kTopkCodec, kRandomkCodec;
+// In the order of CodecKind, without none and automatic.
+inline constexpr std::array<const BlockCodec*, kCodecNames.size() - 2> kCodecs{
+    &kInt8Codec, &kInt4Codec, &kOnebitCodec, &kTernaryCodec, &kTopkCodec, &kRandomkCodec};
+
 // A codec with its parameter, for any number of values: the blocks' codes lie one after the other.
 class Codec {
  public:
@@ -46,7 +51,7 @@ class Codec {
   static constexpr size_t kTile = 4096;
 
   // `kind`: not none and not automatic.
-  Codec(CodecKind kind, double share);
+  Codec(CodecKind kind, double share) : codec_(*kCodecs.at(static_cast<size_t>(kind) - 1)), share_(share) {}
 
   size_t block() const { return codec_.block; }
   size_t bytes(size_t count) const {
@@ -78,8 +83,5 @@ class Codec {
   const BlockCodec& codec_;
   const double share_;
 };
-
-// The rows of the table.
-extern const BlockCodec kInt8Codec, kInt4Codec, kOnebitCodec, kTernaryCodec, kTopkCodec, kRandomkCodec;
 
 }  // namespace horovodish

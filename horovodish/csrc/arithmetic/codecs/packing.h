@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -118,7 +119,10 @@ struct Planes {
 };
 
 // How many values of a block travel if only a share of them does.
-size_t kept_of(const Block& block);
+inline size_t kept_of(const Block& block) {
+  const auto kept = static_cast<size_t>(std::ceil(block.share * static_cast<double>(block.count)));
+  return std::clamp<size_t>(kept, 1, block.count);
+}
 
 #define HOROVODISH_CODEC(NAME)                                                                                    \
   HOROVODISH_VARIANTS(void, encode_##NAME, (float* values, std::byte* code, const Block& block),                  \

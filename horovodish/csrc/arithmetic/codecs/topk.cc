@@ -1,15 +1,9 @@
 // Blocks of 4096 values: the values of the largest magnitudes, and where they are. The others are 0.
-#include <cmath>
 #include <functional>
 
 #include "arithmetic/codecs/packing.h"
 
 namespace horovodish {
-
-size_t kept_of(const Block& block) {
-  const auto kept = static_cast<size_t>(std::ceil(block.share * static_cast<double>(block.count)));
-  return std::clamp<size_t>(kept, 1, block.count);
-}
 
 namespace {
 

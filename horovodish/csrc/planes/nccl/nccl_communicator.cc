@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "arithmetic/half.h"
+#include "arithmetic/reduce.h"
 #include "memory/thread_setup.h"
 
 namespace horovodish {
@@ -87,23 +87,11 @@ void NcclCommunicator::check(abi::NcclResult result, const char* what) const {
 }
 
 abi::NcclOp NcclCommunicator::sum_of_multiples(DType dtype, double factor) {
-  Float16 half{};
-  BFloat16 brain{};
-  auto single = static_cast<float>(factor);
-  double twice = factor;
-  void* scalar = &twice;
-  if (dtype == DType::float16) {
-    half = to_float16(single);
-    scalar = &half;
-  } else if (dtype == DType::bfloat16) {
-    brain = to_bfloat16(single);
-    scalar = &brain;
-  } else if (dtype == DType::float32) {
-    scalar = &single;
-  }
+  const float one = 1;
+  alignas(double) std::byte scalar[sizeof(double)];
+  store_floats(dtype, &one, scalar, 1, factor);
   abi::NcclOp op{};
-  check(nccl_.red_op_create_pre_mul_sum(&op, scalar, nccl_type(dtype), abi::NcclScalarResidence::host_immediate,
-                                        communicator_),
+  check(nccl_.red_op_create_pre_mul_sum(&op, scalar, nccl_type(dtype), abi::kNcclScalarHostImmediate, communicator_),
         "making a scaled sum");
   factors_.push_back(op);
   return op;
