@@ -13,7 +13,7 @@
 namespace horovodish::abi {
 
 using CuContext = void*;
-using CuStream = void*;  // null: the legacy default stream
+using CuStream = uintptr_t;  // 0: the legacy default stream
 using CuEvent = void*;
 using CuPointer = unsigned long long;
 using CuDevice = int;

@@ -4,6 +4,7 @@
 
 #include <climits>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -12,7 +13,7 @@
 namespace horovodish::abi {
 
 using NcclCommunicator = void*;
-using NcclStream = void*;  // a CUstream, as is the runtime API's cudaStream_t
+using NcclStream = uintptr_t;  // a CUstream, as is the runtime API's cudaStream_t
 
 // The other values are errors, for which NCCL has texts.
 enum class NcclResult : int { success = 0, in_progress = 7 };

@@ -126,7 +126,7 @@ struct Buffer {
   int64_t* dims;
 };
 
-enum AttributeType : int { kArrayAttribute = 1, kDictionaryAttribute = 2, kScalarAttribute = 3, kStringAttribute = 4 };
+enum AttributeType : int { kScalarAttribute = 3, kStringAttribute = 4 };
 
 struct ByteSpan {  // also a string attribute
   const char* data;
@@ -136,12 +136,6 @@ struct ByteSpan {  // also a string attribute
 struct Scalar {
   DataType dtype;
   void* value;
-};
-
-struct Array {
-  DataType dtype;
-  size_t size;
-  void* data;
 };
 
 // Arguments of a call, and its results.

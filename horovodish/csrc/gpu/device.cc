@@ -42,7 +42,6 @@ void load_once(std::optional<Library>& library, const std::string& path) {
 }
 
 abi::CuPointer address_of(const void* pointer) { return reinterpret_cast<abi::CuPointer>(pointer); }
-abi::CuStream stream_of(uintptr_t stream) { return reinterpret_cast<abi::CuStream>(stream); }
 
 }  // namespace
 
@@ -65,10 +64,10 @@ DeviceEvent::~DeviceEvent() {
   device_.idle_events_.push_back(event_);
 }
 
-void DeviceEvent::order_after(uintptr_t stream) {
+void DeviceEvent::order_after(abi::CuStream stream) {
   const Device::Scope scope(device_);
-  device_.check_not_captured(stream_of(stream));
-  device_.cuda_.check(device_.cuda_.stream_wait_event(stream_of(stream), event_, 0), "a stream was made to wait");
+  device_.check_not_captured(stream);
+  device_.cuda_.check(device_.cuda_.stream_wait_event(stream, event_, 0), "a stream was made to wait");
 }
 
 bool DeviceEvent::done() const {
@@ -89,17 +88,17 @@ DeviceMemory::~DeviceMemory() {
   }
 }
 
-void DeviceMemory::move_to(std::byte* target, uintptr_t stream) {
+void DeviceMemory::move_to(std::byte* target, abi::CuStream stream) {
   const Device::Scope scope(device_);
   device_.copy(std::array{DeviceCopy{target, data_, bytes_}}, stream);
   give_back(stream);
 }
 
-void DeviceMemory::give_back(uintptr_t stream) {
+void DeviceMemory::give_back(abi::CuStream stream) {
   if (data_ == nullptr) return;
   const Device::Scope scope(device_);
   const abi::CuPointer address = address_of(std::exchange(data_, nullptr));
-  device_.cuda_.check(device_.cuda_.memory_free(address, stream_of(stream)), "memory was given back");
+  device_.cuda_.check(device_.cuda_.memory_free(address, stream), "memory was given back");
 }
 
 Device& Device::get(int ordinal) {
@@ -168,9 +167,9 @@ void Device::check_not_captured(abi::CuStream stream) const {
   cuda_.check(asked, "a stream was checked for a capture");
 }
 
-std::shared_ptr<DeviceEvent> Device::record(uintptr_t stream) {
+std::shared_ptr<DeviceEvent> Device::record(abi::CuStream stream) {
   const Scope scope(*this);
-  check_not_captured(stream_of(stream));
+  check_not_captured(stream);
   abi::CuEvent event = nullptr;
   {
     std::lock_guard lock(mutex_);
@@ -181,18 +180,18 @@ std::shared_ptr<DeviceEvent> Device::record(uintptr_t stream) {
   }
   if (event == nullptr) cuda_.check(cuda_.event_create(&event, abi::kCudaEventDisableTiming), "an event was made");
   auto recorded = std::make_shared<DeviceEvent>(*this, event);
-  cuda_.check(cuda_.event_record(event, stream_of(stream)), "an event was recorded");
+  cuda_.check(cuda_.event_record(event, stream), "an event was recorded");
   return recorded;
 }
 
-void Device::copy(std::span<const DeviceCopy> copies, uintptr_t stream) {
+void Device::copy(std::span<const DeviceCopy> copies, abi::CuStream stream) {
   DeviceCopies pieces;
   unsigned count = 0;
   const auto launch = [&] {
     if (count == 0) return;
     if (count == 1 || copy_kernel_ == nullptr) {
       for (const DeviceCopy& each : std::span(pieces.data(), count)) {
-        cuda_.check(cuda_.copy(address_of(each.target), address_of(each.source), each.bytes, stream_of(stream)),
+        cuda_.check(cuda_.copy(address_of(each.target), address_of(each.source), each.bytes, stream),
                     "a tensor was copied");
       }
     } else {
@@ -201,9 +200,8 @@ void Device::copy(std::span<const DeviceCopy> copies, uintptr_t stream) {
       const auto blocks =
           static_cast<unsigned>(std::min<uint64_t>((longest + kBytesPerBlock - 1) / kBytesPerBlock, kMostCopyBlocks));
       void* parameters[] = {&pieces};
-      cuda_.check(
-          cuda_.launch(copy_kernel_, blocks, count, 1, kCopyThreads, 1, 1, 0, stream_of(stream), parameters, nullptr),
-          "tensors were copied");
+      cuda_.check(cuda_.launch(copy_kernel_, blocks, count, 1, kCopyThreads, 1, 1, 0, stream, parameters, nullptr),
+                  "tensors were copied");
     }
     count = 0;
   };
@@ -259,9 +257,9 @@ std::byte* Device::scratch(size_t bytes) {
   return scratch_;
 }
 
-std::unique_ptr<DeviceMemory> Device::allocate(size_t bytes, uintptr_t stream) {
+std::unique_ptr<DeviceMemory> Device::allocate(size_t bytes, abi::CuStream stream) {
   abi::CuPointer made = 0;
-  if (bytes > 0) cuda_.check(cuda_.memory_allocate(&made, bytes, pool_, stream_of(stream)), "memory was allocated");
+  if (bytes > 0) cuda_.check(cuda_.memory_allocate(&made, bytes, pool_, stream), "memory was allocated");
   return std::make_unique<DeviceMemory>(*this, reinterpret_cast<std::byte*>(made), bytes, stream);
 }
 

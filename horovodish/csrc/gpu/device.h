@@ -40,7 +40,7 @@ class DeviceEvent {
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
   // Makes a stream wait for the event; the calling thread does not wait.
-  void order_after(uintptr_t stream);
+  void order_after(abi::CuStream stream);
   // Returns true if the event has come, or never will because the device failed.
   bool done() const;
   // Throws std::runtime_error when the device has failed.
@@ -55,7 +55,7 @@ class DeviceEvent {
 // named.
 class DeviceMemory {
  public:
-  DeviceMemory(Device& device, std::byte* data, size_t bytes, uintptr_t stream)
+  DeviceMemory(Device& device, std::byte* data, size_t bytes, abi::CuStream stream)
       : device_(device), data_(data), bytes_(bytes), stream_(stream) {}
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
@@ -63,14 +63,14 @@ class DeviceMemory {
 
   std::byte* data() const { return data_; }
   // Copies it to the framework's memory on a stream that is ordered after the operation, and gives it back.
-  void move_to(std::byte* target, uintptr_t stream);
-  void give_back(uintptr_t stream);
+  void move_to(std::byte* target, abi::CuStream stream);
+  void give_back(abi::CuStream stream);
 
  private:
   Device& device_;
   std::byte* data_;
   const size_t bytes_;
-  const uintptr_t stream_;
+  const abi::CuStream stream_;
 };
 
 class Device {
@@ -94,23 +94,19 @@ class Device {
 
   // An event for the work that the stream has been given so far. Throws std::invalid_argument while a CUDA graph is
   // being captured from the stream: the engine would not be part of it. The event's order_after() throws it, too.
-  std::shared_ptr<DeviceEvent> record(uintptr_t stream);
+  std::shared_ptr<DeviceEvent> record(abi::CuStream stream);
 
-  // The other functions act on the engine's stream, within a Scope.
-  abi::CuStream stream() const { return stream_; }
-  std::shared_ptr<DeviceEvent> record_own() { return record(reinterpret_cast<uintptr_t>(stream_)); }
-  void wait_for(DeviceEvent& event) { event.order_after(reinterpret_cast<uintptr_t>(stream_)); }
-  void copy(std::span<const DeviceCopy> copies) { copy(copies, reinterpret_cast<uintptr_t>(stream_)); }
+  // Call the next functions within a Scope.
+  // The copies are made at once. No target may overlap a source.
+  void copy(std::span<const DeviceCopy> copies, abi::CuStream stream);
+  std::unique_ptr<DeviceMemory> allocate(size_t bytes, abi::CuStream stream);
+  // These two act on the engine's stream.
   // The value that changes no result of `op`, `count` times.
   void fill_identity(DType dtype, ReduceOp op, std::byte* target, size_t count);
   // Memory for the next work on the stream. The next caller reuses it.
   std::byte* scratch(size_t bytes);
-  std::unique_ptr<DeviceMemory> allocate(size_t bytes) { return allocate(bytes, reinterpret_cast<uintptr_t>(stream_)); }
 
-  // These two act on a framework's stream, within a Scope.
-  // The copies are made at once. No target may overlap a source.
-  void copy(std::span<const DeviceCopy> copies, uintptr_t stream);
-  std::unique_ptr<DeviceMemory> allocate(size_t bytes, uintptr_t stream);
+  abi::CuStream stream() const { return stream_; }  // the engine's
 
   int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }
@@ -126,7 +122,7 @@ class Device {
   const abi::Cuda& cuda_;
   const int ordinal_;
   abi::CuContext context_ = nullptr;
-  abi::CuStream stream_ = nullptr;
+  abi::CuStream stream_ = 0;
   abi::CuFunction copy_kernel_ = nullptr;
   abi::CuPool pool_ = nullptr;
   std::string name_, uuid_;

@@ -44,6 +44,29 @@ xla::ErrorCode code_of(ErrorKind kind) {
   return xla::kInternal;
 }
 
+const void* attribute(const xla::CallFrame& frame, std::string_view name, xla::AttributeType type) {
+  const xla::Attributes& all = frame.attributes;
+  for (int64_t i = 0; i < all.size; ++i) {
+    if (std::string_view(all.names[i]->data, all.names[i]->size) != name) continue;
+    if (all.types[i] != type) break;
+    return all.values[i];
+  }
+  throw std::runtime_error(
+      "a collective of the program has no attribute " + std::string(name) +
+      ", so another version of horovodish compiled the program. Remedy: delete the stored program, and compile it "
+      "again.");
+}
+
+const void* scalar_attribute(const xla::CallFrame& frame, std::string_view name, xla::DataType type) {
+  const auto* scalar = static_cast<const xla::Scalar*>(attribute(frame, name, xla::kScalarAttribute));
+  if (scalar->dtype != type) throw std::runtime_error("attribute " + std::string(name) + " is of another type");
+  return scalar->value;
+}
+
+double given_real(const xla::CallFrame& frame, std::string_view name) {
+  return *static_cast<const double*>(scalar_attribute(frame, name, xla::kF64));
+}
+
 // The gathered size differs from the compiled size.
 Error other_size(const StartedCall& call, size_t index, size_t bytes, size_t compiled_bytes) {
   const std::string member = call.members.size() > 1 ? ", tensor '" + call.members.at(index) + "'" : "";
@@ -65,10 +88,9 @@ constexpr const char* kCompileAgain =
 
 // A program outlives the world that it was compiled in.
 void check_place(const Engine& engine, const RankInGroup& place, const xla::CallFrame& frame) {
-  const Attributes given(frame);
-  const std::string ranks(given.text("ranks"));
-  if (given.number("rank") == number_of(engine.rank()) && ranks == place.ranks) return;
-  throw std::runtime_error("the program was compiled on rank " + std::to_string(given.number("rank")) +
+  const std::string ranks(given_text(frame, "ranks"));
+  if (given_number(frame, "rank") == number_of(engine.rank()) && ranks == place.ranks) return;
+  throw std::runtime_error("the program was compiled on rank " + std::to_string(given_number(frame, "rank")) +
                            " for a process set of the ranks " + ranks + ", but the ranks of that set are now " +
                            (place.ranks.empty() ? "none" : place.ranks) + ", and this is " + text_of(engine.rank()) +
                            kCompileAgain);
@@ -76,7 +98,7 @@ void check_place(const Engine& engine, const RankInGroup& place, const xla::Call
 
 // The gradients of a compiled program's collectives do not change either.
 void check_gradients(const Engine& engine, const xla::CallFrame& frame) {
-  const int64_t given = Attributes(frame).number("gradients");
+  const int64_t given = given_number(frame, "gradients");
   if (given < 0 || (given != 0) == engine.horovods_gradients()) return;
   throw std::runtime_error(std::string("the program was compiled for ") + (given != 0 ? "Horovod's" : "exact") +
                            " gradients of collectives, but the last init() chose " +
@@ -107,33 +129,13 @@ xla::Error* error_of(const xla::Api& api, const Error& failure) {
   return api.error_create(&args);
 }
 
-std::string_view Attributes::text(std::string_view name) const {
-  const auto* span = static_cast<const xla::ByteSpan*>(value(name, xla::kStringAttribute));
+std::string_view given_text(const xla::CallFrame& frame, std::string_view name) {
+  const auto* span = static_cast<const xla::ByteSpan*>(attribute(frame, name, xla::kStringAttribute));
   return {span->data, span->size};
 }
 
-int64_t Attributes::number(std::string_view name) const {
-  return *static_cast<const int64_t*>(scalar(name, xla::kS64));
-}
-
-double Attributes::real(std::string_view name) const { return *static_cast<const double*>(scalar(name, xla::kF64)); }
-
-const void* Attributes::scalar(std::string_view name, xla::DataType type) const {
-  const auto* scalar = static_cast<const xla::Scalar*>(value(name, xla::kScalarAttribute));
-  if (scalar->dtype != type) throw std::runtime_error("attribute " + std::string(name) + " is of another type");
-  return scalar->value;
-}
-
-const void* Attributes::value(std::string_view name, xla::AttributeType type) const {
-  for (int64_t i = 0; i < attributes_.size; ++i) {
-    if (std::string_view(attributes_.names[i]->data, attributes_.names[i]->size) != name) continue;
-    if (attributes_.types[i] != type) break;
-    return attributes_.values[i];
-  }
-  throw std::runtime_error(
-      "a collective of the program has no attribute " + std::string(name) +
-      ", so another version of horovodish compiled the program. Remedy: delete the stored program, and compile it "
-      "again.");
+int64_t given_number(const xla::CallFrame& frame, std::string_view name) {
+  return *static_cast<const int64_t*>(scalar_attribute(frame, name, xla::kS64));
 }
 
 const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index) {
@@ -157,25 +159,24 @@ std::vector<std::span<std::byte>> memory_of(const xla::Buffers& buffers) {
 
 std::vector<std::span<std::byte>> members_of(const xla::CallFrame& frame) {
   std::vector<std::span<std::byte>> memory = memory_of(frame.arguments);
-  memory.resize(lines(Attributes(frame).text("members")).size());
+  memory.resize(lines(given_text(frame, "members")).size());
   return memory;
 }
 
 std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
-  const Attributes given(frame);
   auto request = std::make_shared<Request>();
-  request->kind = static_cast<Kind>(given.number("kind"));
-  request->name = given.text("name");
-  request->op = static_cast<ReduceOp>(given.number("op"));
-  request->prescale = given.real("prescale");
-  request->postscale = given.real("postscale");
-  request->root = WorldRank(static_cast<int>(given.number("root")));
-  request->by_elements = given.number("by_elements") != 0;
-  for (const auto end : lines(given.text("ends"))) request->ends.push_back(std::stoll(std::string(end)));
-  request->compression = compression_of(std::string(given.text("codec")));
-  request->family = {std::string(given.text("tree")), static_cast<size_t>(given.number("leaves")),
-                     given.number("structure"), run_of(frame)};
-  const auto names = lines(given.text("members"));
+  request->kind = static_cast<Kind>(given_number(frame, "kind"));
+  request->name = given_text(frame, "name");
+  request->op = static_cast<ReduceOp>(given_number(frame, "op"));
+  request->prescale = given_real(frame, "prescale");
+  request->postscale = given_real(frame, "postscale");
+  request->root = WorldRank(static_cast<int>(given_number(frame, "root")));
+  request->by_elements = given_number(frame, "by_elements") != 0;
+  for (const auto end : lines(given_text(frame, "ends"))) request->ends.push_back(std::stoll(std::string(end)));
+  request->compression = compression_of(std::string(given_text(frame, "codec")));
+  request->family = {std::string(given_text(frame, "tree")), static_cast<size_t>(given_number(frame, "leaves")),
+                     given_number(frame, "structure"), run_of(frame)};
+  const auto names = lines(given_text(frame, "members"));
   for (size_t i = 0; i < names.size(); ++i) {
     const xla::Buffer& buffer = buffer_at(frame.arguments, i);
     request->members.push_back(member_of(names[i], dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}));
@@ -191,7 +192,7 @@ Error start(const xla::CallFrame& frame, StartedCall& call,
     const Kind kind = request->kind;
     const std::string name = request->name;
     const Family family = request->family;
-    const auto process_set = static_cast<int>(Attributes(frame).number("process_set"));
+    const auto process_set = static_cast<int>(given_number(frame, "process_set"));
     call.what = std::string(name_of(kind)) + " '" + name + "'";
     const auto engine = running_engine();
     try {
@@ -235,8 +236,8 @@ int64_t run_id_of(const xla::CallFrame& frame) {
 }
 
 int64_t run_of(const xla::CallFrame& frame) {
-  const Attributes given(frame);
-  const size_t members = lines(given.text("members")).size() + static_cast<size_t>(given.number("follows"));
+  const size_t members =
+      lines(given_text(frame, "members")).size() + static_cast<size_t>(given_number(frame, "follows"));
   if (static_cast<size_t>(frame.arguments.size) > members) {
     return *static_cast<const int64_t*>(buffer_at(frame.arguments, members).data);
   }

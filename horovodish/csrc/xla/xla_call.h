@@ -23,22 +23,9 @@ Error failure_of(const Handle& handle);
 // The runtime's form of an error; null for none.
 xla::Error* error_of(const xla::Api& api, const Error& failure);
 
-// The attributes of a call, by name. Every function throws std::runtime_error if the program does not match the
-// handler.
-class Attributes {
- public:
-  explicit Attributes(const xla::CallFrame& frame) : attributes_(frame.attributes) {}
-
-  std::string_view text(std::string_view name) const;
-  int64_t number(std::string_view name) const;
-  double real(std::string_view name) const;
-
- private:
-  const void* scalar(std::string_view name, xla::DataType type) const;
-  const void* value(std::string_view name, xla::AttributeType type) const;
-
-  const xla::Attributes& attributes_;
-};
+// The attributes of a call, by name. They throw std::runtime_error if the program does not match the handler.
+std::string_view given_text(const xla::CallFrame& frame, std::string_view name);
+int64_t given_number(const xla::CallFrame& frame, std::string_view name);
 
 const xla::Buffer& buffer_at(const xla::Buffers& buffers, size_t index);
 std::span<std::byte> memory_of(const xla::Buffer& buffer);

@@ -20,8 +20,7 @@ xla::Error* xla_compare(xla::CallFrame* frame) {
       running_engine()->begin_step();
     } catch (const EngineStopped&) {  // the reduction says so
     }
-    const Attributes attributes(*frame);
-    count_execution(std::string(attributes.text("key")), 1, attributes.text("parameters"), [&] {
+    count_execution(std::string(given_text(*frame, "key")), 1, given_text(*frame, "parameters"), [&] {
       std::vector<uintptr_t> addresses;
       for (size_t i = 1; i < static_cast<size_t>(frame->arguments.size); ++i) {
         addresses.push_back(reinterpret_cast<uintptr_t>(buffer_at(frame->arguments, i).data));

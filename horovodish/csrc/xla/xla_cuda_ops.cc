@@ -166,8 +166,7 @@ Error copy_results(CudaCall& call, const std::vector<std::span<std::byte>>& want
 }
 
 CudaCalls::Key key_of(const xla::CallFrame& frame, const Execution& execution) {
-  const Attributes given(frame);
-  return {execution.id, std::string(given.text("group")), given.number("index")};
+  return {execution.id, std::string(given_text(frame, "group")), given_number(frame, "index")};
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -17,7 +19,6 @@
 
 #include "arithmetic/copy_bytes.h"
 #include "engine/frontend.h"
-#include "xla/staging.h"
 #include "xla/xla_call.h"
 #include "xla/xla_layout.h"
 
@@ -40,6 +41,51 @@ struct Call : StartedCall {
   bool settled = false;
   Error failure;  // known once it is settled
   std::optional<Waiter> waiter;
+};
+
+// Memory for the calls. It keeps used blocks: the pages of fresh memory cost more than the copies into it.
+class StagingPool {
+ public:
+  static constexpr size_t kAlignment = 64;
+
+  StagingPool() { free_.reserve(kMostFree); }
+
+  // Memory that returns to the pool when nobody shares it any more.
+  std::shared_ptr<std::byte> take(size_t bytes) {
+    std::span<std::byte> taken;
+    {
+      std::lock_guard lock(mutex_);
+      auto best = free_.end();
+      for (auto block = free_.begin(); block != free_.end(); ++block) {
+        if (block->size() < bytes || block->size() > bytes * kLargestExcess) continue;
+        if (best == free_.end() || block->size() < best->size()) best = block;
+      }
+      if (best != free_.end()) {
+        taken = *best;
+        free_.erase(best);
+      }
+    }
+    if (taken.empty()) taken = {static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kAlignment})), bytes};
+    return {taken.data(), [this, taken](std::byte*) { give_back(taken); }};
+  }
+
+ private:
+  // Blocks beyond this number are freed, so that programs which no longer run do not keep memory.
+  static constexpr size_t kMostFree = 64;
+  // A larger block than asked for is taken if at most half of it stays unused.
+  static constexpr size_t kLargestExcess = 2;
+
+  void give_back(std::span<std::byte> block) noexcept {
+    std::lock_guard lock(mutex_);
+    if (free_.size() == kMostFree) {
+      ::operator delete(free_.front().data(), std::align_val_t{kAlignment});
+      free_.erase(free_.begin());
+    }
+    free_.push_back(block);
+  }
+
+  std::mutex mutex_;
+  std::vector<std::span<std::byte>> free_;  // guarded by mutex_
 };
 
 StagingPool& pool() {
@@ -101,9 +147,8 @@ class Calls {
     if (waiter) fulfil(*waiter, result_of(*call, failure, waiter->wanted));
   }
 
-  // The `done` of an operation: returns the result, or asks `waits` for a future.
-  template <class Waits>
-  Error finish(int32_t number, std::vector<std::span<std::byte>> wanted, Waits&& waits) {
+  // The `done` of an operation: returns the result, or gives the frame a future.
+  Error finish(int32_t number, std::vector<std::span<std::byte>> wanted, xla::CallFrame& frame) {
     std::shared_ptr<Call> call;
     {
       std::lock_guard lock(mutex_);
@@ -120,7 +165,10 @@ class Calls {
     {
       std::lock_guard lock(mutex_);
       if (!call->settled && !has_result(*call)) {
-        call->waiter = waits(std::move(wanted));
+        xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
+        if (frame.api->future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
+        frame.future = args.future;
+        call->waiter = Waiter{frame.api, args.future, std::move(wanted)};
         return {};
       }
       failure = call->failure;
@@ -197,17 +245,11 @@ xla::Error* xla_start(xla::CallFrame* frame) {
 xla::Error* xla_done(xla::CallFrame* frame) {
   return handled(*frame, [&]() -> Error {
     const xla::Buffer& numbers = buffer_at(frame->arguments, 0);
-    const auto waits = [&](std::vector<std::span<std::byte>> wanted) {
-      xla::FutureCreateArgs args{sizeof(args), nullptr, nullptr};
-      if (frame->api->future_create(&args) != nullptr) throw std::runtime_error("XLA gave no future");
-      frame->future = args.future;
-      return Waiter{frame->api, args.future, std::move(wanted)};
-    };
     std::vector<std::span<std::byte>> results = memory_of(frame->results);
     const std::span<std::byte> passed_on = results.front();
     results.erase(results.begin());
     if (passed_on.data() != numbers.data) copy_bytes(passed_on.data(), numbers.data, passed_on.size());
-    return calls().finish(*static_cast<const int32_t*>(numbers.data), std::move(results), waits);
+    return calls().finish(*static_cast<const int32_t*>(numbers.data), std::move(results), *frame);
   });
 }
 

@@ -49,7 +49,6 @@ STRUCTS = {  # ours, theirs, and members of both
     "Buffer": ("XLA_FFI_Buffer", {"dtype": "dtype", "data": "data", "rank": "rank", "dims": "dims"}),
     "ByteSpan": ("XLA_FFI_ByteSpan", {"data": "ptr", "size": "len"}),
     "Scalar": ("XLA_FFI_Scalar", {"dtype": "dtype", "value": "value"}),
-    "Array": ("XLA_FFI_Array", {"dtype": "dtype", "size": "size", "data": "data"}),
     "Buffers": ("XLA_FFI_Args", {"size": "size", "types": "types", "buffers": "args"}),
     "Attributes": ("XLA_FFI_Attrs", {"size": "size", "types": "types", "names": "names", "values": "attrs"}),
     "Api": (

@@ -72,7 +72,7 @@ void NcclPlane::end_communicator(Operation* launching) noexcept {
     const Device::Scope scope(*device_);
     if (all_done) communicator_->finalize(kFarewellLimit);
     if (!communicator_->end(kEndLimit) || all_done) return;
-    const std::shared_ptr<DeviceEvent> last = device_->record_own();
+    const std::shared_ptr<DeviceEvent> last = device_->record(device_->stream());
     if (launching != nullptr) launching->done = last;
     const auto limit = Clock::now() + kEndLimit;
     while (!last->done() && Clock::now() < limit) Clock::sleep(kFarewellNap);
@@ -275,7 +275,7 @@ bool NcclPlane::advance_first() {
 
 bool NcclPlane::launch(Item& item) {
   Operation& operation = *item.operation;
-  for (const auto& event : operation.ready) device_->wait_for(*event);
+  for (const auto& event : operation.ready) event->order_after(device_->stream());
   {
     const Trace::Span span(operation.trace, Phase::pack);
     item.launch = std::make_unique<NcclLaunch>(operation, item.rows, *communicator_, *device_, config_.own,
@@ -296,7 +296,7 @@ void NcclPlane::unpack(Item& item) {
 }
 
 void NcclPlane::launched(Operation& operation, Device& device) {
-  const auto done = device.record_own();
+  const auto done = device.record(device.stream());
   launched_.push_back(
       {0, Clock::now(), operation.request, std::move(operation.ready), done, operation.handle, operation.memory});
   launched_.back().number = launched_operations_.begin();
@@ -316,20 +316,20 @@ void NcclPlane::copy_alone(Operation& operation) {
   Device& device = Device::get(request.device);
   const Device::Scope scope(device);
   const Trace::Span span(operation.trace, Phase::unpack);
-  for (const auto& event : operation.ready) device.wait_for(*event);
+  for (const auto& event : operation.ready) event->order_after(device.stream());
   std::vector<DeviceCopy> copies;
   for (size_t i = 0; i < request.members.size(); ++i) {
     const Member& member = request.members[i];
     const Buffer& buffer = operation.buffers[i];
     if (request.any_rows()) {
       const size_t bytes = row_bytes(member) * static_cast<size_t>(buffer.rows[0]);
-      operation.handle->outputs.push_back({nullptr, bytes, buffer.rows, device.allocate(bytes)});
+      operation.handle->outputs.push_back({nullptr, bytes, buffer.rows, device.allocate(bytes, device.stream())});
       copies.push_back({operation.handle->outputs.back().on_device->data(), buffer.source, bytes});
     } else {
       copies.push_back({buffer.target, buffer.source, static_cast<size_t>(member.count()) * bytes_of(member.dtype)});
     }
   }
-  device.copy(copies);
+  device.copy(copies, device.stream());
   launched(operation, device);
 }
 

@@ -171,7 +171,7 @@ void NcclLaunch::pack() {
       incoming.push_back(rows(member, from, static_cast<size_t>(own_)));
     const size_t bytes = row_bytes(request_.members[member]) *
                          static_cast<size_t>(std::accumulate(incoming.begin(), incoming.end(), int64_t{0}));
-    operation_.handle->outputs.push_back({nullptr, bytes, incoming, device_.allocate(bytes)});
+    operation_.handle->outputs.push_back({nullptr, bytes, incoming, device_.allocate(bytes, device_.stream())});
   }
 }
 
@@ -184,7 +184,7 @@ void NcclLaunch::copy(const std::vector<Piece>& pieces) const {
       copies.push_back({piece.target, piece.source, piece.count * bytes_of(piece.dtype)});
     }
   }
-  device_.copy(copies);
+  device_.copy(copies, device_.stream());
 }
 
 int64_t NcclLaunch::rows(size_t member, size_t from, size_t to) const {
@@ -197,16 +197,18 @@ void NcclLaunch::call() {
   if (request_.kind == Kind::allreduce || request_.kind == Kind::reducescatter) {
     for (const Piece& piece : pieces_) ops.push_back(op_for(piece.dtype));
   }
-  // If an error left a group open, the group would swallow the calls of other communicators.
-  struct Group {
-    const abi::Nccl& nccl;
-    bool open = true;
-    ~Group() {
-      if (open) nccl.group_end();
-    }
-  };
   check(nccl_.group_start());
-  Group group{nccl_};
+  try {
+    call_all(ops);
+  } catch (...) {  // an open group would swallow the calls of other communicators
+    nccl_.group_end();
+    throw;
+  }
+  const NewThreadsAnywhere cores;
+  check(nccl_.group_end());
+}
+
+void NcclLaunch::call_all(const std::vector<abi::NcclOp>& ops) {
   for (size_t i = 0; i < pieces_.size(); ++i) {
     const Piece& piece = pieces_[i];
     if (request_.by_elements) {
@@ -226,9 +228,6 @@ void NcclLaunch::call() {
       call_alltoall(member);
     }
   }
-  group.open = false;
-  const NewThreadsAnywhere cores;
-  check(nccl_.group_end());
 }
 
 void NcclLaunch::unpack() {

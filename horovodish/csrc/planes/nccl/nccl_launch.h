@@ -54,6 +54,8 @@ class NcclLaunch {
   // Number of rows of a member that one rank sends to another.
   int64_t rows(size_t member, size_t from, size_t to) const;
   abi::NcclOp op_for(DType dtype);
+  // `ops`: of the pieces, if they are reduced.
+  void call_all(const std::vector<abi::NcclOp>& ops);
   void call_reducescatter(const Piece& piece, const Member& member, abi::NcclOp op);
   void call_by_elements(const Piece& piece, abi::NcclOp op);
   void call_allgather(size_t member);
