@@ -7,7 +7,6 @@
 
 #include <array>
 #include <cstdint>
-#include <utility>
 
 #include "abi/tensorflow.h"
 
@@ -24,20 +23,15 @@ struct FunctionLayout {
 
 class Callback {
  public:
-  Callback() = default;
-  explicit Callback(const FunctionLayout& original) {
+  explicit Callback(TF_AsyncOpKernelDoneCallback* callback) {
+    const auto& original = *reinterpret_cast<const FunctionLayout*>(callback);
     original.manage(function_.storage, original.storage, FunctionLayout::copy);
     function_.manage = original.manage;
     function_.call = original.call;
   }
-  Callback(Callback&& other) noexcept : function_(std::exchange(other.function_, {})) {}
-  Callback& operator=(Callback&& other) noexcept {
-    std::swap(function_, other.function_);
-    return *this;
-  }
-  ~Callback() {
-    if (function_.manage != nullptr) function_.manage(function_.storage, function_.storage, FunctionLayout::destroy);
-  }
+  Callback(const Callback&) = delete;
+  Callback& operator=(const Callback&) = delete;
+  ~Callback() { function_.manage(function_.storage, function_.storage, FunctionLayout::destroy); }
 
   void operator()() const { function_.call(function_.storage); }
 
@@ -46,9 +40,5 @@ class Callback {
 };
 
 bool looks_like_ours(const void* callback);
-
-inline Callback kept(TF_AsyncOpKernelDoneCallback* callback) {
-  return Callback(*reinterpret_cast<const FunctionLayout*>(callback));
-}
 
 }  // namespace horovodish::tensorflow

@@ -20,8 +20,12 @@ constexpr const char* kGivenUp = "given up, because of an operation of the same 
 
 // An operation under way. TensorFlow waits for its callback, and the engine uses its memory.
 struct Execution {
-  Execution(const Submission& call, TF_OpKernelContext* its_context, Status& status)
-      : context(its_context), step(TF_StepId(its_context)), work(call, its_context, Work::Results::outputs, status) {}
+  Execution(const Submission& call, TF_OpKernelContext* its_context, TF_AsyncOpKernelDoneCallback* callback,
+            Status& status)
+      : context(its_context),
+        step(TF_StepId(its_context)),
+        done(callback),
+        work(call, its_context, Work::Results::outputs, status) {}
 
   void conclude(const Status* failure) {
     if (failure != nullptr) TF_OpKernelContext_Failure(context, failure->get());
@@ -30,8 +34,8 @@ struct Execution {
 
   TF_OpKernelContext* const context;  // not used after done()
   const int64_t step;
+  const Callback done;
   Work work;
-  Callback done;
 };
 
 // The error of the step's other operations. It has the code of the first error: a TensorFlow session recovers from some
@@ -119,8 +123,8 @@ void run(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback
     return;
   }
   Status status;
-  const auto execution = std::make_shared<Execution>(*static_cast<const Submission*>(kernel), context, status);
-  execution->done = kept(callback);
+  const auto execution =
+      std::make_shared<Execution>(*static_cast<const Submission*>(kernel), context, callback, status);
   if (!status.ok()) {
     execution->conclude(&status);
     return;

@@ -2,7 +2,6 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -97,7 +96,7 @@ void define_collective(const std::string& name, std::vector<const char*> inputs,
   register_kernel(name, TF_NewAsyncKernelBuilder(name.c_str(), kCpu, &create<kind>, &run, &destroy));
 
   const std::string submit = name + "Submit", take = name + "Take";
-  define(submit, inputs, {"ticket: int64"}, attributes, &shapes::scalar);
+  define(submit, inputs, {"ticket: int64"}, attributes, &shapes::scalars<1>);
   register_kernel(submit, TF_NewKernelBuilder(submit.c_str(), kCpu, &create<kind>, &submit_for_ticket, &destroy));
   inputs.push_back("ticket: int64");
   define(take, inputs, outputs, attributes, infer_take);
@@ -109,16 +108,12 @@ void define_collective(const std::string& name, std::vector<const char*> inputs,
 // Tells whether callbacks can be kept.
 void probe(void*, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* callback) {
   Status status;
-  const TensorPtr answer(TF_AllocateOutput(context, 0, TF_BOOL, nullptr, 0, sizeof(bool), status.get()));
-  if (!status.ok()) {
-    TF_OpKernelContext_Failure(context, status.get());
-    TF_RunAsyncOpKernelDoneCallback(callback);
-    return;
-  }
   const bool keepable = looks_like_ours(callback);
-  *static_cast<bool*>(TF_TensorData(answer.get())) = keepable;
+  set_output(context, 0, TF_BOOL, {}, &keepable, sizeof keepable, status);
+  if (!status.ok()) TF_OpKernelContext_Failure(context, status.get());
   if (keepable) {
-    kept(callback)();
+    const Callback kept(callback);
+    kept();
   } else {
     TF_RunAsyncOpKernelDoneCallback(callback);
   }
@@ -136,23 +131,11 @@ void destroy_process_set(void* kernel) { delete static_cast<int*>(kernel); }
 void place(void* kernel, TF_OpKernelContext* context) {
   const RankInGroup place = engine().place(*static_cast<const int*>(kernel));
   const std::array<int32_t, 3> values{place.rank, place.size, engine().horovods_gradients() ? 1 : 0};
-  for (int i = 0; i < 3; ++i) {
-    Status status;
-    const TensorPtr output(TF_AllocateOutput(context, i, TF_INT32, nullptr, 0, sizeof(int32_t), status.get()));
-    if (!status.ok()) {
-      TF_OpKernelContext_Failure(context, status.get());
-      return;
-    }
-    *static_cast<int32_t*>(TF_TensorData(output.get())) = values[static_cast<size_t>(i)];
+  Status status;
+  for (size_t i = 0; i < values.size(); ++i) {
+    set_output(context, i, TF_INT32, {}, &values[i], sizeof values[i], status);
   }
-}
-
-void three_scalars(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeHandle* shape = TF_ShapeInferenceContextScalar(context);
-  for (int i = 0; i < 3 && TF_GetCode(status) == TF_OK; ++i) {
-    TF_ShapeInferenceContextSetOutput(context, i, shape, status);
-  }
-  TF_DeleteShapeHandle(shape);
+  if (!status.ok()) TF_OpKernelContext_Failure(context, status.get());
 }
 
 // Allocates memory like the tensors' memory, into which the engine writes their reduction. Also gives the addresses of
@@ -171,13 +154,8 @@ void make_room(void*, TF_OpKernelContext* context) {
     addresses[i] = reinterpret_cast<uintptr_t>(memory_of(like));
     addresses[tensors + i] = reinterpret_cast<uintptr_t>(memory_of(room));
   }
-  if (status.ok()) {
-    const auto count = static_cast<int64_t>(addresses.size());
-    const size_t bytes = addresses.size() * sizeof(int64_t);
-    const TensorPtr output(
-        TF_AllocateOutput(context, static_cast<int>(tensors), TF_INT64, &count, 1, bytes, status.get()));
-    if (status.ok()) std::memcpy(TF_TensorData(output.get()), addresses.data(), bytes);
-  }
+  set_output(context, tensors, TF_INT64, {static_cast<int64_t>(addresses.size())}, addresses.data(),
+             addresses.size() * sizeof(int64_t), status);
   if (!status.ok()) TF_OpKernelContext_Failure(context, status.get());
 }
 
@@ -201,20 +179,20 @@ void register_everything() {
                                     {"received: T", "received_splits: int64"}, {any_one}, &gathered<1>, &gathered<2>);
   define_collective<Kind::reducescatter>("HorovodishReducescatter", {"tensors: T"}, {"scattered: T"},
                                          {numbers, "op: int", "factors: string"}, &scattered<0>, &scattered<1>);
-  define_collective<Kind::join>("HorovodishJoin", {}, {"last_joined: int32"}, {}, &scalar, &scalar);
-  define_collective<Kind::barrier>("HorovodishBarrier", {}, {}, {}, &nothing, &nothing);
+  define_collective<Kind::join>("HorovodishJoin", {}, {"last_joined: int32"}, {}, &scalars<1>, &scalars<1>);
+  define_collective<Kind::barrier>("HorovodishBarrier", {}, {}, {}, &like_tensors<0>, &like_tensors<1>);
 
   const char* const room = "HorovodishAllreduceRoom";
   define(room, {"tensor_name: uint8", "tensors: T"}, {"reduced: T", "addresses: int64"},
          {numbers, "op: int", "factors: string", codec, "process_set: string"}, &like_tensors<0>);
   register_kernel(room, TF_NewKernelBuilder(room, kCpu, nullptr, &make_room, nullptr));
 
-  define("HorovodishLook", {"ticket: int64"}, {"settled: bool"}, {}, &scalar);
+  define("HorovodishLook", {"ticket: int64"}, {"settled: bool"}, {}, &scalars<1>);
   register_kernel("HorovodishLook", TF_NewKernelBuilder("HorovodishLook", kCpu, nullptr, &look_at_ticket, nullptr));
-  define("HorovodishProbe", {}, {"keepable: bool"}, {}, &scalar);
+  define("HorovodishProbe", {}, {"keepable: bool"}, {}, &scalars<1>);
   register_kernel("HorovodishProbe", TF_NewAsyncKernelBuilder("HorovodishProbe", kCpu, nullptr, &probe, nullptr));
   define("HorovodishPlace", {}, {"rank: int32", "size: int32", "horovods_gradients: int32"}, {"process_set: int"},
-         &three_scalars);
+         &scalars<3>);
   register_kernel("HorovodishPlace",
                   TF_NewKernelBuilder("HorovodishPlace", kCpu, &read_process_set, &place, &destroy_process_set));
 }

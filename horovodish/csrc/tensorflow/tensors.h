@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -33,6 +34,15 @@ inline TensorPtr input(TF_OpKernelContext* context, int index, Status& status) {
   TF_Tensor* tensor = nullptr;
   TF_GetInput(context, index, &tensor, status.get());
   return TensorPtr(tensor);
+}
+
+// Copies values to a new output of the running operation.
+inline void set_output(TF_OpKernelContext* context, size_t index, TF_DataType type, const std::vector<int64_t>& dims,
+                       const void* values, size_t bytes, Status& status) {
+  if (!status.ok()) return;
+  const TensorPtr output(TF_AllocateOutput(context, static_cast<int>(index), type, dims.data(),
+                                           static_cast<int>(dims.size()), bytes, status.get()));
+  if (status.ok() && bytes > 0) std::memcpy(TF_TensorData(output.get()), values, bytes);
 }
 
 inline std::vector<int64_t> dims_of(const TF_Tensor* tensor) {

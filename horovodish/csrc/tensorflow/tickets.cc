@@ -88,15 +88,14 @@ void submit_for_ticket(void* kernel, TF_OpKernelContext* context) {
 void look_at_ticket(void*, TF_OpKernelContext* context) {
   const auto ticket = ticket_of(context, false);
   if (!ticket) return;
-  Status status;
-  const TensorPtr done(TF_AllocateOutput(context, 0, TF_BOOL, nullptr, 0, sizeof(bool), status.get()));
-  if (!status.ok()) {
-    TF_OpKernelContext_Failure(context, status.get());
-    return;
+  bool settled = false;
+  {
+    std::unique_lock lock(ticket->mutex);
+    settled = ticket->settled.wait_for(lock, kLook, [&] { return ticket->handle != nullptr; });
   }
-  std::unique_lock lock(ticket->mutex);
-  *static_cast<bool*>(TF_TensorData(done.get())) =
-      ticket->settled.wait_for(lock, kLook, [&] { return ticket->handle != nullptr; });
+  Status status;
+  set_output(context, 0, TF_BOOL, {}, &settled, sizeof settled, status);
+  if (!status.ok()) TF_OpKernelContext_Failure(context, status.get());
 }
 
 void take_for_ticket(void*, TF_OpKernelContext* context) {

@@ -1,6 +1,5 @@
 #include "tensorflow/work.h"
 
-#include <cstring>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -120,8 +119,7 @@ void Work::finish(TF_OpKernelContext* context, const Handle& handle, Status& sta
   if (any_rows_) {
     set_rows(context, handle, status);
   } else if (kind_ == Kind::join) {
-    const TensorPtr last(TF_AllocateOutput(context, 0, TF_INT32, nullptr, 0, sizeof(int32_t), status.get()));
-    if (status.ok()) *static_cast<int32_t*>(TF_TensorData(last.get())) = handle.last_joined;
+    set_output(context, 0, TF_INT32, {}, &handle.last_joined, sizeof handle.last_joined, status);
   } else if (results_ == Results::held) {
     for (size_t i = 0; i < tensors_.size() && status.ok(); ++i) {
       TF_SetOutput(context, static_cast<int>(i), tensors_[i].target.get(), status.get());
@@ -130,20 +128,15 @@ void Work::finish(TF_OpKernelContext* context, const Handle& handle, Status& sta
 }
 
 void Work::set_rows(TF_OpKernelContext* context, const Handle& handle, Status& status) const {
-  const auto copy = [&](size_t index, TF_DataType type, const std::vector<int64_t>& dims, const void* data,
-                        size_t bytes) {
-    if (!status.ok()) return;
-    const TensorPtr output(TF_AllocateOutput(context, static_cast<int>(index), type, dims.data(),
-                                             static_cast<int>(dims.size()), bytes, status.get()));
-    if (status.ok() && bytes > 0) std::memcpy(TF_TensorData(output.get()), data, bytes);
-  };
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const Handle::Output& output = handle.outputs[i];
     std::vector<int64_t> dims = dims_of(tensors_[i].source.get());
     dims[0] = std::accumulate(output.rows.begin(), output.rows.end(), int64_t{0});
-    copy(i, TF_TensorType(tensors_[i].source.get()), dims, output.data.get(), output.bytes);
+    const TF_DataType type = TF_TensorType(tensors_[i].source.get());
+    set_output(context, i, type, dims, output.data.get(), output.bytes, status);
     const size_t ranks = output.rows.size();
-    copy(tensors_.size() + i, TF_INT64, {static_cast<int64_t>(ranks)}, output.rows.data(), ranks * sizeof(int64_t));
+    set_output(context, tensors_.size() + i, TF_INT64, {static_cast<int64_t>(ranks)}, output.rows.data(),
+               ranks * sizeof(int64_t), status);
   }
 }
 
