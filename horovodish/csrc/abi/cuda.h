@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 #include "abi/library.h"
@@ -86,7 +87,21 @@ struct Cuda : Library {
                     CuStream stream) = look_up("cuMemsetD2D32Async");
 
   // Throws std::runtime_error with CUDA's name and text of the error. `what` completes "CUDA failed while ...".
-  void check(int result, const char* what) const;
+  void check(int result, const char* what) const {
+    if (result == kCudaSuccess) return;
+    const char *name = nullptr, *text = nullptr;
+    get_error_name(result, &name);
+    get_error_string(result, &text);
+    const char* const remedy =
+        result == kCudaOutOfMemory
+            ? ". Remedy: leave the engine some of the GPU's memory: by a smaller batch, by the framework's own limit "
+              "(XLA_PYTHON_CLIENT_MEM_FRACTION, torch.cuda.set_per_process_memory_fraction), or by a smaller "
+              "HOROVODISH_FUSION_THRESHOLD_MB."
+            : "";
+    throw std::runtime_error(std::string("CUDA failed while ") + what + ": " +
+                             (name == nullptr ? "error " + std::to_string(result) : name) +
+                             (text == nullptr ? "" : std::string(", ") + text) + remedy);
+  }
 };
 
 }  // namespace horovodish::abi

@@ -21,26 +21,22 @@ inline Range shard_of(Range whole, size_t shards, size_t item_bytes, size_t inde
 
 // How ranks of several hosts divide a chunk: into as many shards as the largest host has ranks, or fewer if there are
 // too few tags. On every host, shard i belongs to rank i % (ranks of that host).
-class HostShards {
- public:
+struct HostShards {
   // `hosts`: the ranks of each host. `tags`: how many tags the exchanges of one chunk may use.
   HostShards(const std::vector<std::vector<int>>& hosts, size_t tags) {
     const auto [fewest, most] = std::minmax_element(
         hosts.begin(), hosts.end(), [](const auto& one, const auto& other) { return one.size() < other.size(); });
-    fewest_ranks_ = fewest->size();
-    places_ = most->size();
-    count_ = std::min(places_, tags * fewest_ranks_);
+    fewest_ranks = fewest->size();
+    places = most->size();
+    count = std::min(places, tags * fewest_ranks);
   }
 
-  size_t count() const { return count_; }
-  size_t places() const { return places_; }              // ranks of the largest host
-  size_t fewest_ranks() const { return fewest_ranks_; }  // ranks of the smallest host
   // The number of a shard's tag, from 0. All shards of a chunk travel at once. Two shards of the same two ranks are at
   // least the smallest host's size apart, so they have different tags.
-  size_t tag(size_t shard) const { return shard / fewest_ranks_; }
+  size_t tag(size_t shard) const { return shard / fewest_ranks; }
 
- private:
-  size_t fewest_ranks_, places_, count_;
+  size_t fewest_ranks, places;  // of the smallest host, and of the largest one
+  size_t count;                 // shards
 };
 
 // The size of a chunk that the ranks of several hosts exchange in `pieces` separate pieces: `wanted`, rounded up so

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "engine/frontend.h"
 #include "gpu/device.h"
 #include "python/bindings.h"
 

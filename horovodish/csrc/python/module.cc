@@ -1,5 +1,4 @@
 // The extension module: its constants, its errors, and what needs no engine.
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 

@@ -319,7 +319,7 @@ void bind_schedules(nb::module_& module) {
   module.def("exchange_tags", [](const std::vector<std::vector<int>>& hosts, uint64_t chunk, int generation) {
     const HostShards shards(hosts, abi::MpiTags::kExchanges);
     std::vector<int> tags;
-    for (size_t i = 0; i < shards.count(); ++i) tags.push_back(abi::MpiTags(generation).exchange(chunk, shards.tag(i)));
+    for (size_t i = 0; i < shards.count; ++i) tags.push_back(abi::MpiTags(generation).exchange(chunk, shards.tag(i)));
     return tags;
   });
 }

@@ -106,6 +106,45 @@ void check_gradients(const Engine& engine, const xla::CallFrame& frame) {
                            kCompileAgain);
 }
 
+// The runtime asks once, at registration, for the interface version of a handler.
+bool answers_metadata(xla::CallFrame& frame) {
+  if (frame.extensions == nullptr || frame.extensions->type != xla::kMetadataExtension) return false;
+  auto& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.extensions)->metadata;
+  // Early versions ask without their table of functions. They all expect kEarlyMinorVersion.
+  const int minor = frame.api == nullptr ? xla::kEarlyMinorVersion : frame.api->api_version.minor_version;
+  metadata.api_version = {sizeof(xla::ApiVersion), nullptr, xla::kMajorVersion, minor};
+  return true;
+}
+
+void check_interface(const xla::CallFrame& frame) {
+  if (!speaks_our_interface(*frame.api) || frame.struct_size < offsetof(xla::CallFrame, future)) {
+    throw std::runtime_error(
+        "this jaxlib speaks another version of XLA's foreign function interface than horovodish. Remedy: use jaxlib "
+        "0.7 or later, and report a version that does not work.");
+  }
+}
+
+std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
+  auto request = std::make_shared<Request>();
+  request->kind = static_cast<Kind>(given_number(frame, "kind"));
+  request->name = given_text(frame, "name");
+  request->op = static_cast<ReduceOp>(given_number(frame, "op"));
+  request->prescale = given_real(frame, "prescale");
+  request->postscale = given_real(frame, "postscale");
+  request->root = WorldRank(static_cast<int>(given_number(frame, "root")));
+  request->by_elements = given_number(frame, "by_elements") != 0;
+  for (const auto end : lines(given_text(frame, "ends"))) request->ends.push_back(std::stoll(std::string(end)));
+  request->compression = compression_of(std::string(given_text(frame, "codec")));
+  request->family = {std::string(given_text(frame, "tree")), static_cast<size_t>(given_number(frame, "leaves")),
+                     given_number(frame, "structure"), run_of(frame)};
+  const auto names = lines(given_text(frame, "members"));
+  for (size_t i = 0; i < names.size(); ++i) {
+    const xla::Buffer& buffer = buffer_at(frame.arguments, i);
+    request->members.push_back(member_of(names[i], dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}));
+  }
+  return request;
+}
+
 }  // namespace
 
 std::vector<std::string_view> lines(std::string_view text) {
@@ -161,27 +200,6 @@ std::vector<std::span<std::byte>> members_of(const xla::CallFrame& frame) {
   std::vector<std::span<std::byte>> memory = memory_of(frame.arguments);
   memory.resize(lines(given_text(frame, "members")).size());
   return memory;
-}
-
-std::shared_ptr<Request> request_of(const xla::CallFrame& frame) {
-  auto request = std::make_shared<Request>();
-  request->kind = static_cast<Kind>(given_number(frame, "kind"));
-  request->name = given_text(frame, "name");
-  request->op = static_cast<ReduceOp>(given_number(frame, "op"));
-  request->prescale = given_real(frame, "prescale");
-  request->postscale = given_real(frame, "postscale");
-  request->root = WorldRank(static_cast<int>(given_number(frame, "root")));
-  request->by_elements = given_number(frame, "by_elements") != 0;
-  for (const auto end : lines(given_text(frame, "ends"))) request->ends.push_back(std::stoll(std::string(end)));
-  request->compression = compression_of(std::string(given_text(frame, "codec")));
-  request->family = {std::string(given_text(frame, "tree")), static_cast<size_t>(given_number(frame, "leaves")),
-                     given_number(frame, "structure"), run_of(frame)};
-  const auto names = lines(given_text(frame, "members"));
-  for (size_t i = 0; i < names.size(); ++i) {
-    const xla::Buffer& buffer = buffer_at(frame.arguments, i);
-    request->members.push_back(member_of(names[i], dtype_of(buffer), {buffer.dims, buffer.dims + buffer.rank}));
-  }
-  return request;
 }
 
 Error start(const xla::CallFrame& frame, StartedCall& call,
@@ -245,24 +263,17 @@ int64_t run_of(const xla::CallFrame& frame) {
   return told == 0 ? new_run() : told;
 }
 
-bool answers_metadata(xla::CallFrame& frame) {
-  if (frame.extensions == nullptr || frame.extensions->type != xla::kMetadataExtension) return false;
-  auto& metadata = *reinterpret_cast<xla::MetadataExtension*>(frame.extensions)->metadata;
-  // Early versions ask without their table of functions. They all expect kEarlyMinorVersion.
-  const int minor = frame.api == nullptr ? xla::kEarlyMinorVersion : frame.api->api_version.minor_version;
-  metadata.api_version = {sizeof(xla::ApiVersion), nullptr, xla::kMajorVersion, minor};
-  return true;
-}
-
 bool speaks_our_interface(const xla::Api& api) {
   return api.api_version.major_version == xla::kMajorVersion && api.struct_size >= sizeof(xla::Api);
 }
 
-void check_interface(const xla::CallFrame& frame) {
-  if (!speaks_our_interface(*frame.api) || frame.struct_size < offsetof(xla::CallFrame, future)) {
-    throw std::runtime_error(
-        "this jaxlib speaks another version of XLA's foreign function interface than horovodish. Remedy: use jaxlib "
-        "0.7 or later, and report a version that does not work.");
+xla::Error* handled(xla::CallFrame& frame, const std::function<Error()>& body) {
+  if (answers_metadata(frame)) return nullptr;
+  try {
+    check_interface(frame);
+    return error_of(*frame.api, body());
+  } catch (const std::exception& error) {
+    return error_of(*frame.api, {ErrorKind::internal, std::string("horovodish: ") + error.what()});
   }
 }
 

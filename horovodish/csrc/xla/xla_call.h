@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -37,11 +36,6 @@ std::vector<std::span<std::byte>> members_of(const xla::CallFrame& frame);
 // The lines of a text. The newline after the last one may be missing.
 std::vector<std::string_view> lines(std::string_view text);
 
-// The operation that the attributes and the shapes of the arguments describe. Its members are the arguments in order;
-// the number of the run, s64[1], may follow. Attributes: kind, op, root (s64), prescale, postscale (f64), codec, name,
-// and members: their names, each ended by a newline. If it is part of a tree: tree (its name), leaves and structure
-// (s64), see Family.
-std::shared_ptr<Request> request_of(const xla::CallFrame& frame);
 // One operation, from its `start` until its `done` has taken the result.
 struct StartedCall {
   std::string what;  // used in messages, as is the next one
@@ -50,10 +44,13 @@ struct StartedCall {
   std::vector<std::span<std::byte>> results;  // in memory of the call; empty if the engine allocates them
 };
 
-// Hands the operation to the engine: `submit_it` gives the handle. Returns the error if this failed. If this rank
-// cannot take part, the other ranks, which may wait, hear the reason. Attributes: as in request_of(), and process_set,
-// rank (s64), ranks (of the set, as in RankInGroup), gradients (s64: 1 for Horovod's gradients, 0 for exact ones, -1
-// for none). It fails if the program was compiled for other ranks or gradients.
+// Hands the operation that the attributes and the shapes of the arguments describe to the engine: `submit_it` gives the
+// handle. Returns the error if this failed. If this rank cannot take part, the other ranks, which may wait, hear the
+// reason. It fails if the program was compiled for other ranks or gradients.
+// Arguments: the members of the operation in order; the number of the run, s64[1], may follow. Attributes: kind, op, root,
+// process_set (s64), prescale, postscale (f64), codec, name, and members: their names, each ended by a newline. If it is
+// part of a tree: tree (its name), leaves and structure (s64), see Family. Of the compilation: rank (s64), ranks (of the
+// set, as in RankInGroup), gradients (s64: 1 for Horovod's gradients, 0 for exact ones, -1 for none).
 Error start(const xla::CallFrame& frame, StartedCall& call,
             const std::function<std::shared_ptr<Handle>(Engine&, std::shared_ptr<Request>, int process_set,
                                                         const RankInGroup&)>& submit_it);
@@ -71,21 +68,9 @@ int64_t run_id_of(const xla::CallFrame& frame);
 // number.
 int64_t run_of(const xla::CallFrame& frame);
 
-// The runtime asks once, at registration, for the interface version of a handler.
-bool answers_metadata(xla::CallFrame& frame);
 bool speaks_our_interface(const xla::Api& api);
-void check_interface(const xla::CallFrame& frame);
 // The frame of every handler: runs `body` unless the runtime asks for something else. An Error that `body` returns, or
 // an exception, becomes an error of the program.
-template <class Body>
-xla::Error* handled(xla::CallFrame& frame, Body&& body) {
-  if (answers_metadata(frame)) return nullptr;
-  try {
-    check_interface(frame);
-    return error_of(*frame.api, body());
-  } catch (const std::exception& error) {
-    return error_of(*frame.api, {ErrorKind::internal, std::string("horovodish: ") + error.what()});
-  }
-}
+xla::Error* handled(xla::CallFrame& frame, const std::function<Error()>& body);
 
 }  // namespace horovodish

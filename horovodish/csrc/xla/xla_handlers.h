@@ -30,8 +30,8 @@ namespace horovodish {
 // into one.
 abi::xla::Error* xla_run(abi::xla::CallFrame* frame);
 
-// Arguments: see request_of(). Result: the number of the operation, s32[1]. Attributes: see start(). Never fails: an
-// error is kept for `done`.
+// Arguments and attributes: see start(). Result: the number of the operation, s32[1]. Never fails: an error is kept
+// for `done`.
 abi::xla::Error* xla_start(abi::xla::CallFrame* frame);
 
 // Argument: the numbers, s32[n]; the first one counts. The first `done` of operations that belong together gets the

@@ -9,7 +9,7 @@
 namespace horovodish {
 
 namespace {
-size_t aligned(size_t bytes, size_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
+size_t aligned(size_t bytes, size_t alignment) { return ceil_divide(bytes, alignment) * alignment; }
 
 std::vector<int64_t> even_splits(int64_t rows, int ranks) {
   if (rows % ranks != 0) {

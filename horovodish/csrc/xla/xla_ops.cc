@@ -1,18 +1,14 @@
 #include "xla/xla_handlers.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <deque>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>

@@ -28,6 +28,18 @@ std::vector<Range> segments_of(Range range, size_t segment) {
   return result;
 }
 
+void add_sends(Schedule& schedule, int peer, Range part, size_t segment, size_t after) {
+  for (const Range& range : segments_of(part, segment)) {
+    schedule.sends.push_back({peer, range.begin, range.count, after});
+  }
+}
+
+void add_receives(Schedule& schedule, int peer, Range part, size_t segment, size_t after, Receive::Then then) {
+  for (const Range& range : segments_of(part, segment)) {
+    schedule.receives.push_back({peer, range.begin, range.count, after, then});
+  }
+}
+
 // `steps` steps of the ring. Each step sends the data that the step before received. The shards rotate so that rank i
 // finishes shard i after ranks - 1 steps. Later steps pass finished shards round.
 Schedule ring(int rank, int ranks, const std::vector<Range>& shards, size_t segment, int steps) {
@@ -73,25 +85,15 @@ Schedule ring_allreduce(int rank, int ranks, size_t count, size_t segment) {
 Schedule halving_allreduce(int rank, int ranks, size_t count, size_t segment) {
   using Then = Receive::Then;
   Schedule schedule;
-  const auto send = [&](int peer, Range part, size_t after) {
-    for (const Range& range : segments_of(part, segment)) {
-      schedule.sends.push_back({peer, range.begin, range.count, after});
-    }
-  };
-  const auto receive = [&](int peer, Range part, size_t after, Then then) {
-    for (const Range& range : segments_of(part, segment)) {
-      schedule.receives.push_back({peer, range.begin, range.count, after, then});
-    }
-  };
   const int halvers = static_cast<int>(std::bit_floor(static_cast<unsigned>(ranks)));
   const Range whole{0, count};
   if (rank >= halvers) {
-    send(rank - halvers, whole, 0);
-    receive(rank - halvers, whole, schedule.sends.size(), Then::store);
+    add_sends(schedule, rank - halvers, whole, segment, 0);
+    add_receives(schedule, rank - halvers, whole, segment, schedule.sends.size(), Then::store);
     return schedule;
   }
   const bool helps = rank + halvers < ranks;
-  if (helps) receive(rank + halvers, whole, 0, Then::reduce);
+  if (helps) add_receives(schedule, rank + halvers, whole, segment, 0, Then::reduce);
   struct Step {
     int peer;
     Range kept, given;
@@ -103,17 +105,17 @@ Schedule halving_allreduce(int rank, int ranks, size_t count, size_t segment) {
     const Range low{mine.begin, mine.count / 2}, high{mine.begin + low.count, mine.count - low.count};
     const bool keeps_low = (rank & distance) == 0;
     Step step{rank ^ distance, keeps_low ? low : high, keeps_low ? high : low, 0};
-    send(step.peer, step.given, schedule.receives.size());
-    receive(step.peer, step.kept, 0, distance == 1 ? Then::reduce_finish : Then::reduce);
+    add_sends(schedule, step.peer, step.given, segment, schedule.receives.size());
+    add_receives(schedule, step.peer, step.kept, segment, 0, distance == 1 ? Then::reduce_finish : Then::reduce);
     step.sends = schedule.sends.size();
     steps.push_back(step);
     mine = step.kept;
   }
   for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
-    send(step->peer, step->kept, schedule.receives.size());
-    receive(step->peer, step->given, step->sends, Then::store);
+    add_sends(schedule, step->peer, step->kept, segment, schedule.receives.size());
+    add_receives(schedule, step->peer, step->given, segment, step->sends, Then::store);
   }
-  if (helps) send(rank + halvers, whole, schedule.receives.size());
+  if (helps) add_sends(schedule, rank + halvers, whole, segment, schedule.receives.size());
   return schedule;
 }
 
@@ -121,28 +123,22 @@ Schedule halving_allreduce(int rank, int ranks, size_t count, size_t segment) {
 Schedule two_step_allreduce(int rank, int ranks, size_t count, size_t segment) {
   using Then = Receive::Then;
   Schedule schedule;
-  const auto segments_of_shard = [&](int owner) {
-    return segments_of(elements_of(count, static_cast<size_t>(owner), static_cast<size_t>(ranks)), segment);
+  const auto shard_of_rank = [&](int owner) {
+    return elements_of(count, static_cast<size_t>(owner), static_cast<size_t>(ranks));
   };
   std::vector<size_t> given(static_cast<size_t>(ranks));  // by shard: number of sends up to the last one of its values
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
-    for (const Range& range : segments_of_shard(to)) schedule.sends.push_back({to, range.begin, range.count, 0});
+    add_sends(schedule, to, shard_of_rank(to), segment, 0);
     given[static_cast<size_t>(to)] = schedule.sends.size();
-    for (const Range& range : segments_of_shard(rank)) {
-      const auto then = step == ranks - 1 ? Then::reduce_finish : Then::reduce;
-      schedule.receives.push_back({from, range.begin, range.count, 0, then});
-    }
+    const auto then = step == ranks - 1 ? Then::reduce_finish : Then::reduce;
+    add_receives(schedule, from, shard_of_rank(rank), segment, 0, then);
   }
   const size_t reduced = schedule.receives.size();
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
-    for (const Range& range : segments_of_shard(rank)) {
-      schedule.sends.push_back({to, range.begin, range.count, reduced});
-    }
-    for (const Range& range : segments_of_shard(from)) {
-      schedule.receives.push_back({from, range.begin, range.count, given[static_cast<size_t>(from)], Then::store});
-    }
+    add_sends(schedule, to, shard_of_rank(rank), segment, reduced);
+    add_receives(schedule, from, shard_of_rank(from), segment, given[static_cast<size_t>(from)], Then::store);
   }
   return schedule;
 }
@@ -185,12 +181,8 @@ Schedule direct_exchange(int rank, int ranks, const std::vector<Range>& sent, co
   Schedule schedule;
   for (int step = 1; step < ranks; ++step) {
     const int to = (rank + step) % ranks, from = (rank + ranks - step) % ranks;
-    for (const Range& range : segments_of(sent[static_cast<size_t>(to)], segment)) {
-      schedule.sends.push_back({to, range.begin, range.count, 0});
-    }
-    for (const Range& range : segments_of(received[static_cast<size_t>(from)], segment)) {
-      schedule.receives.push_back({from, range.begin, range.count, 0, Receive::Then::store});
-    }
+    add_sends(schedule, to, sent[static_cast<size_t>(to)], segment, 0);
+    add_receives(schedule, from, received[static_cast<size_t>(from)], segment, 0, Receive::Then::store);
   }
   return schedule;
 }

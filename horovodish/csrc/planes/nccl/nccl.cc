@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <new>
@@ -118,6 +117,13 @@ bool NcclPlane::advance() {
   look_at_launched();
   while (!items_.empty() && advance_first()) progressed = true;
   return progressed;
+}
+
+// One rank, no scaling.
+bool NcclPlane::is_local_copy(const Request& request) const {
+  const bool reduces = request.kind == Kind::allreduce || request.kind == Kind::reducescatter;
+  const bool scales = reduces && (request.prescale != 1.0 || request.postscale != 1.0);
+  return config_.ranks.size() == 1 && !alone_ && !scales;
 }
 
 // The host's plane starts operations in one order on all ranks, so this one needs no decision.

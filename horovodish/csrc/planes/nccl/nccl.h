@@ -83,10 +83,7 @@ class NcclPlane : public Plane {
   void unpack(Item& item);
   void copy_alone(Operation& operation);
   void end(const Error* error);
-  // True if the operation is a local copy: one rank, no scaling.
-  bool is_local_copy(const Request& request) const {
-    return config_.ranks.size() == 1 && !alone_ && !is_scaled(request);
-  }
+  bool is_local_copy(const Request& request) const;
   void launched(Operation& operation, Device& device);
   void look_at_launched();
   void end_communicator(Operation* launching) noexcept;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <numeric>
 
 #include "memory/thread_setup.h"
@@ -47,11 +46,6 @@ std::string problem_for_nccl(const Request& request) {
                           request.compression.kind);
 }
 
-bool is_scaled(const Request& request) {
-  const bool reduces = request.kind == Kind::allreduce || request.kind == Kind::reducescatter;
-  return reduces && (request.prescale != 1.0 || request.postscale != 1.0);
-}
-
 NcclLaunch::NcclLaunch(Operation& operation, const Rows& rows, NcclCommunicator& communicator, Device& device, int own,
                        int ranks)
     : operation_(operation),
@@ -81,7 +75,7 @@ void NcclLaunch::plan() {
 
 std::byte* NcclLaunch::reserve(size_t bytes) {
   const size_t begin = reserved_;
-  reserved_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  reserved_ += ceil_divide(bytes, kAlignment) * kAlignment;
   return scratch_ == nullptr ? nullptr : scratch_ + begin;
 }
 

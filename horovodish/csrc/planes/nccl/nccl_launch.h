@@ -16,8 +16,6 @@ namespace horovodish {
 std::string problem_for_nccl(Kind kind, ReduceOp op, const std::vector<DType>& dtypes, double prescale,
                              double postscale, CodecKind codec);
 std::string problem_for_nccl(const Request& request);
-// Whether a request multiplies its values.
-bool is_scaled(const Request& request);
 
 class NcclLaunch {
  public:

@@ -34,8 +34,8 @@ class RowsTask : public StreamTask {
         hosts_(world.hosts),
         host_(world.host),
         own_(world.own_rank()),
-        places_(world.shards.places()),
-        arrivals_(ceil_divide(places_, world.shards.fewest_ranks()) * hosts_.size()) {
+        places_(world.shards.places),
+        arrivals_(ceil_divide(places_, world.shards.fewest_ranks) * hosts_.size()) {
     const size_t areas = arrivals_ + (sends_from_areas() ? hosts_.size() : 0);
     area_ = (hosts_.size() > 1 ? world.slot_bytes : world.chunk_bytes) / areas / kCacheLine * kCacheLine;
     if (operation_->request->by_elements) {
@@ -95,13 +95,6 @@ class RowsTask : public StreamTask {
     const std::byte* source;
     std::byte* target;
     std::vector<Range> sent, received;  // in bytes, by rank
-    size_t own;
-
-    void keep_own() const {
-      std::byte* const to = target + received[own].begin;
-      const std::byte* const from = source + sent[own].begin;
-      if (to != from && received[own].count > 0) copy_bytes(to, from, received[own].count);
-    }
   };
 
   // For the case that every rank is a host: the table, then the members, several at once. They are one chunk, so other
@@ -140,7 +133,7 @@ class RowsTask : public StreamTask {
         const MpiEnvironment everybody = task_.world_.everybody(sequence_, begun_ % kAtOnce);
         auto schedule =
             direct_exchange(everybody.rank, everybody.ranks(), piece.sent, piece.received, everybody.segment_bytes);
-        piece.keep_own();
+        task_.keep_own(piece);
         runs_.push_back(
             std::make_unique<ScheduleRun>(everybody, std::move(schedule), piece.target, 1, nullptr, piece.source));
       }
@@ -152,6 +145,12 @@ class RowsTask : public StreamTask {
     size_t begun_ = 0;                               // pieces
   };
 
+  void keep_own(const Piece& piece) const {
+    const size_t bytes = piece.received[own_].count;
+    std::byte* const to = piece.target + piece.received[own_].begin;
+    const std::byte* const from = piece.source + piece.sent[own_].begin;
+    if (to != from && bytes > 0) copy_bytes(to, from, bytes);
+  }
   bool sends_from_areas() const { return is_alltoall_ && hosts_.size() > 1; }
   // The place of a block in the slot of the rank that holds it.
   size_t arrival(size_t place, size_t host) const { return (place / world_.ranks * hosts_.size() + host) * area_; }
@@ -210,7 +209,7 @@ class RowsTask : public StreamTask {
     auto* const target = reinterpret_cast<std::byte*>(heard_.data());
     table_chunks_ = 1;
     if (moves_tensors()) {
-      Piece& piece = pieces_.emplace_back(Piece{told, target, {}, {}, own_});
+      Piece& piece = pieces_.emplace_back(Piece{told, target, {}, {}});
       for (size_t rank = 0; rank < ranks; ++rank) {
         piece.sent.push_back(bytes(told_to[rank]));  // every rank is a host
         piece.received.push_back(bytes({rank * heard, heard}));
@@ -298,7 +297,7 @@ class RowsTask : public StreamTask {
       const size_t item = whole.item_bytes();
       for (const Concatenation::Tensor& tensor : whole.tensors()) {
         const Range range = tensor.range;
-        Piece piece{tensor.source, tensor.target, {}, {}, own_};
+        Piece piece{tensor.source, tensor.target, {}, {}};
         for (size_t rank = 0; rank < ranks; ++rank) {
           const Range part = overlap(part_of(*operation_->request, whole.count(), rank, ranks), range);
           const size_t begin = (part.begin - range.begin) * item, bytes = part.count * item;
@@ -316,7 +315,7 @@ class RowsTask : public StreamTask {
 
   Piece piece_of_member(size_t member, const std::vector<int64_t>& rows, const std::byte* source,
                         std::byte* target) const {
-    Piece piece{source, target, {}, {}, own_};
+    Piece piece{source, target, {}, {}};
     size_t begin = 0;
     for (size_t rank = 0; rank < rows.size(); ++rank) {
       piece.sent.push_back(sent_rows(member, rank));

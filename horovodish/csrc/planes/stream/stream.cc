@@ -94,7 +94,7 @@ void StreamPlane::begin(std::shared_ptr<Operation> operation) {
         request.chunk_bytes == 0 ? options_.chunk_bytes : std::min(request.chunk_bytes, world.slot_bytes);
   }
   if (arena_ != nullptr && world_.several_hosts()) {
-    const size_t pieces = world_.shards.count() * world_.hosts.size();
+    const size_t pieces = world_.shards.count * world_.hosts.size();
     world.segment_bytes = std::min(options_.ring_segment_bytes, options_.chunk_bytes / kSegmentsOfChunk);
     world.chunk_bytes = exchanged_chunk(world.chunk_bytes, world.segment_bytes, pieces, world.slot_bytes);
   }

@@ -66,8 +66,8 @@ class ReduceTask : public StreamTask {
         world_(world),
         item_(concatenation_.item_bytes()),
         unshared_(!scatters() && concatenation_.count() * item_ <= kUnsharedBytes),
-        shards_(!world.in_slots() || unshared_ ? 1 : world.shards.count()),
-        areas_(ceil_divide(world.shards.places(), shards_)),
+        shards_(!world.in_slots() || unshared_ ? 1 : world.shards.count),
+        areas_(ceil_divide(world.shards.places, shards_)),
         length_(scatters() ? 0 : concatenation_.count()),
         chunk_(world.chunk_of(concatenation_.count(), item_)),
         sources_(world.ranks) {
