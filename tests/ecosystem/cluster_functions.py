@@ -55,7 +55,7 @@ def ours() -> dict[int, str]:
     found: dict[int, str] = {}
     for pid in processes_with(VARIABLE, mark_of_this_process()):
         try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
         words = ("horovodish.launcher", "prted", "prterun", "HOROVODISH_SUPERVISOR")

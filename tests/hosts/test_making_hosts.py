@@ -83,7 +83,7 @@ def run_by(script: Path) -> list[str]:
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            lines.append(path.read_text())
+            lines.append(path.read_text(errors="replace"))
         except OSError:  # ended meanwhile
             continue
     return [line for line in lines if str(script) in line]

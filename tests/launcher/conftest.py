@@ -145,7 +145,7 @@ def wait_for_end(pid: int, ends_at: float) -> None:
 
 
 def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 Launcher = Callable[..., Launch]

@@ -91,7 +91,8 @@ def processes_with(variable: str, value: str) -> dict[int, str]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended, or is another user's
             if line in (process / "environ").read_bytes().split(b"\0"):
-                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(process.name)] = command.decode(errors="replace")
     return found
 
 
