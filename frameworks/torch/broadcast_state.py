@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from horovodish.collectives.adapter import checked_root
@@ -19,8 +21,8 @@ from horovodish.collectives.process_sets import ProcessSet, global_process_set
 from horovodish.errors import UnsupportedTensorError
 from horovodish.runtime import basics
 from horovodish.torch.collectives import broadcast_async_
-from horovodish.torch.inner_optimizers import has_own_state_dict, with_inner
-from horovodish.torch.tensors import check_tensor, moves_as_bytes
+from horovodish.torch.inner_optimizers import has_own_state_dict, names_of, with_inner
+from horovodish.torch.tensors import check_tensor, is_dense, moves_as_bytes, parameter_checksums
 
 __all__ = ["broadcast_optimizer_state", "broadcast_parameters"]
 
@@ -71,8 +73,14 @@ def broadcast_optimizer_state(
     one. Learning rates and other options of the parameter groups are sent, too. If the optimizer wraps another one, as
     Lookahead does, or if its class has its own `state_dict()`, their state is sent as well.
 
+    State goes to the parameter at the same place of the same group, so every rank must list the parameters in the same
+    order. The ranks compare shapes and dtypes. They compare names, too, if the optimizer was wrapped with
+    `named_parameters`, or if PyTorch's optimizer was made of `model.named_parameters()`. Without names they compare
+    values if all ranks have the same values in some order, as after `broadcast_parameters`. So without names nobody
+    sees that two parameters of the same shape changed places if the models differ or if their values are equal.
+
     Args:
-        optimizer: of the same kind, over the same parameters, on every rank; wrapped or not.
+        optimizer: of the same kind, over the same parameters in the same order, on every rank; wrapped or not.
         root_rank: the rank whose state to send, the same on every rank.
         model: Horovod's, without effect here.
         process_set: the ranks that take part.
@@ -80,7 +88,8 @@ def broadcast_optimizer_state(
     Raises:
         ValueError: there is no rank `root_rank` in the process set, or this rank is outside of it.
         TypeError: `optimizer` is no optimizer.
-        MismatchError: the ranks' optimizers are of different kinds, or have different numbers of parameters.
+        MismatchError: the ranks' optimizers are of different kinds, or have different parameters or another order of
+            parameters.
             `horovodish.collectives` lists the other errors.
 
     Example:
@@ -90,7 +99,9 @@ def broadcast_optimizer_state(
     """
     structure: Any = None
     tensors: list[Tensor] = []
-    with compared_on_all_ranks("broadcast_optimizer_state", "optimizer and parameter groups", process_set) as described:
+    with compared_on_all_ranks(
+        "broadcast_optimizer_state", "optimizer and parameter groups", process_set, _SAME_ORDER
+    ) as described:
         root = checked_root(root_rank, process_set)
         if getattr(optimizer, "_shards", None) is not None:
             raise ValueError(
@@ -105,6 +116,7 @@ def broadcast_optimizer_state(
         optimizers = with_inner(optimizer)
         for each in optimizers:
             described += [_kind(each), [len(group["params"]) for group in each.param_groups]]
+        described += _listed(optimizers)
         if basics.rank() == root:
             structure = _structure(optimizers, tensors)
     structure = broadcast_object(structure, root, "broadcast_optimizer_state.structure", process_set)
@@ -160,6 +172,63 @@ def _rebuild(optimizers: list[Optimizer], structure: list[Any], tensors: list[Te
             group.update(sent)
         optimizer.state.clear()
         optimizer.state.update(state)
+
+
+_SAME_ORDER = (
+    "build them alike on every rank, with the parameters in the same order. A set of Python has another order in each "
+    "process, so sort it"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Listed:
+    """A parameter in the list of an optimizer, for the comparison of two ranks.
+
+    Attributes:
+        place: the optimizer, the group, and the place within the group.
+        kind: dtype and shape.
+        name: given by the user; None if the user gave none.
+        checksum: of the values; None if it has a name.
+        values: a checksum of the values of all parameters, in any order.
+    """
+
+    place: str
+    kind: str
+    name: str | None
+    checksum: int | None
+    values: int
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Listed) or (self.place, self.kind) != (other.place, other.kind):
+            return False
+        if self.name is not None and other.name is not None:
+            return self.name == other.name
+        # A wrapped optimizer may know names that the same optimizer of another rank does not. Models may differ as long
+        # as nobody has broadcast the parameters.
+        return None in (self.checksum, other.checksum) or self.values != other.values or self.checksum == other.checksum
+
+    def __str__(self) -> str:
+        if self.name is not None:
+            return f"{self.place} of name '{self.name}', {self.kind}"
+        return f"{self.place} of {self.kind}" + ("" if self.checksum is None else f", checksum {self.checksum:08x}")
+
+
+def _listed(optimizers: list[Optimizer]) -> Iterator[_Listed]:
+    """The parameters of optimizers, in the order of their lists."""
+    names = names_of(optimizers)
+    places = {
+        f"{f'inner optimizer {number}: ' * bool(number)}parameter {index} in group {place}": parameter
+        for number, each in enumerate(optimizers)
+        for place, group in enumerate(each.param_groups)
+        for index, parameter in enumerate(group["params"])
+    }
+    nameless = [(place, each) for place, each in places.items() if each not in names and is_dense(each)]
+    sums = [checksum for _, checksum in parameter_checksums(nameless).values()]
+    checksums = dict(zip((place for place, _ in nameless), sums, strict=True))
+    values = zlib.crc32(repr(sorted(sums)).encode())
+    for place, parameter in places.items():
+        kind = f"{parameter.dtype}" + ("" if is_lazy(parameter) else f" and shape {tuple(parameter.shape)}")
+        yield _Listed(place, kind, names.get(parameter), checksums.get(place), values)
 
 
 @dataclass(frozen=True)

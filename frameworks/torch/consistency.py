@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from horovodish.collectives.consistency import Checksums, difference
+from horovodish.collectives.consistency import Checksums, checksum_of_object, difference, without_addresses
 from horovodish.collectives.process_sets import ProcessSet, checked_id, global_process_set
 from horovodish.collectives.submission import RefuseOnError, gather_objects, generated_name
 from horovodish.errors import MismatchError
@@ -32,9 +33,12 @@ def check_consistency(
     four thousand million times.
 
     Args:
-        model: its parameters, its buffers and the rest of its `state_dict()` are compared, on any device.
-        optimizer: its state and the options of its parameter groups are compared, too, also for optimizers inside it;
-            wrapped or not. With `op=Adasum` only the options are compared, because each rank has its own state.
+        model: its parameters, its buffers and the rest of its `state_dict()` are compared, on any device. The ranks
+            compare what objects hold, as pickle sees it; dicts and sets may have another order. Of tensors on the
+            device `meta` they compare dtype and shape.
+        optimizer: its state, which parameters each group has, in which order, and the options of the groups are
+            compared, too, also for optimizers inside it; wrapped or not. With `op=Adasum` the state is left out,
+            because each rank has its own.
         process_set: the ranks that take part.
 
     Raises:
@@ -49,14 +53,14 @@ def check_consistency(
     name = generated_name("check_consistency", identity)
     with RefuseOnError("allgather", name, identity):
         own = {what: (kind, _checksum(value)) for what, kind, value in _values(model, optimizer)}
-    summary = zlib.crc32(repr(own).encode())
+    summary = zlib.crc32(repr(sorted(own.items())).encode())
     if len(set(gather_objects(summary, name, identity).values())) == 1:
         return
     details: dict[int, Checksums] = gather_objects(own, f"{name}.details", identity)
     found = difference({process_set.ranks[place]: checksums for place, checksums in details.items()})
     raise MismatchError(
-        f"check_consistency: {found} Remedy: start with broadcast_parameters and broadcast_optimizer_state, and draw "
-        "no different random numbers where all ranks should do the same."
+        f"check_consistency: {found} Remedy: build both alike on every rank, start with broadcast_parameters and "
+        "broadcast_optimizer_state, and draw no different random numbers where all ranks should do the same."
     )
 
 
@@ -82,6 +86,9 @@ def _values(model: Module, optimizer: Optimizer | None) -> Iterator[tuple[str, s
         parameters = [parameter for group in each.param_groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):
             names.setdefault(parameter, f"number {index}")
+        for place, group in enumerate(each.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                yield f"{prefix}parameter {index} of parameter group {place}", repr(names[parameter]), names[parameter]
         if not keeps_own_state(optimizer):
             for parameter in parameters:
                 for key, value in _flat(each.state.get(parameter, {}), "", names):
@@ -100,7 +107,8 @@ def _flat(value: Any, path: str, names: dict[Any, str]) -> Iterator[tuple[str, A
     """The leaves of nested dicts, lists and tuples, each with its path. Paths show the names of parameters."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from _flat(item, f"{path} {names[key] if isinstance(key, Tensor) and key in names else key!r}", names)
+            shown = names[key] if isinstance(key, Tensor) and key in names else key
+            yield from _flat(item, f"{path} {without_addresses(shown)}", names)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _flat(item, f"{path}[{index}]", names)
@@ -109,17 +117,40 @@ def _flat(value: Any, path: str, names: dict[Any, str]) -> Iterator[tuple[str, A
 
 
 def _kind(value: Any) -> str:
-    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    if is_lazy(value) or value.is_nested:
+        return f"{'nested' if value.is_nested else 'uninitialized'} {value.dtype}"
+    return f"{value.dtype} of shape {tuple(value.shape)}"
 
 
 def _checksum(value: Any) -> int:
+    return checksum_of_object(value, _checksum_of_tensor)
+
+
+def _checksum_of_tensor(value: Any) -> int | None:
     if not isinstance(value, Tensor):
-        return zlib.crc32(re.sub(" at 0x[0-9a-f]+", "", repr(value)).encode())
-    dense = value.detach().dequantize() if value.is_quantized else value.detach()  # so that the scale counts
-    if dense.is_sparse:
-        dense = dense.coalesce()
-    parts = [dense.indices(), dense.values()] if dense.is_sparse else [dense]
+        return None
     checksum = 0
-    for part in parts:
-        checksum = checksum_of(part, checksum)
+    for part in _parts(value):
+        checksum = checksum_of(part, zlib.crc32(_kind(part).encode(), checksum))
     return checksum
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Dense tensors that hold the values of a tensor. None of them where it has no memory."""
+    if is_lazy(tensor) or tensor.is_meta:
+        return []
+    own = tensor.detach()
+    if own.is_nested:
+        return [part for each in own.unbind() for part in _parts(each)]
+    if own.is_quantized:
+        return [own.dequantize()]  # so that the scale counts
+    if own.layout is torch.sparse_coo:
+        rows = own.coalesce()
+        return [rows.indices(), rows.values()]
+    if own.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [own.crow_indices(), own.col_indices(), own.values()]
+    if own.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [own.ccol_indices(), own.row_indices(), own.values()]
+    return [own if own.layout is torch.strided else own.to_dense()]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 
@@ -26,6 +28,17 @@ def with_inner(optimizer: Optimizer) -> list[Optimizer]:
 
     look_at(optimizer)
     return found
+
+
+def names_of(optimizers: Iterable[Optimizer]) -> dict[Tensor, str]:
+    """The names of parameters that users have given to optimizers or to their wrappers, as `named_parameters()`."""
+    names: dict[Tensor, str] = {}
+    for each in optimizers:
+        reducer = getattr(each, "_reducer", None)
+        names.update((parameter, name) for name, parameter in (reducer._parameters.given() if reducer else ()))
+        for group in each.param_groups:
+            names.update(zip(group["params"], group.get("param_names", ()), strict=False))
+    return names
 
 
 def has_own_state_dict(optimizer: Optimizer) -> bool:

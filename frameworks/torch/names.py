@@ -52,6 +52,10 @@ class Names:
         given = {id(parameter) for _, parameter in named}
         return named + [(name, parameter) for name, parameter in numbered if id(parameter) not in given]
 
+    def given(self) -> list[tuple[str, Tensor]]:
+        """The names that the user has given, and their parameters."""
+        return self._given or []
+
     def changed(self) -> bool:
         """Whether the optimizer has other parameters than at the last `note()`. Scripts may edit `param_groups`."""
         optimizer = self._optimizer()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import types
 import zlib
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,11 +23,13 @@ __all__ = [
     "Checksums",
     "are_equal",
     "checksum_of",
+    "checksum_of_object",
     "details",
     "difference",
     "is_due",
     "summands",
     "warn_of_difference",
+    "without_addresses",
 ]
 
 Checksums = dict[str, tuple[str, int]]
@@ -72,6 +77,62 @@ def checksum_of(array: np.ndarray) -> tuple[str, int]:
     return f"{array.dtype} of shape {array.shape}", zlib.crc32(data)
 
 
+def checksum_of_object(
+    value: Any, of_tensor: Callable[[Any], int | None], known: dict[int, tuple[Any, int]] | None = None
+) -> int:
+    """A checksum of what an object holds, as pickle sees it. Its own `repr()` may leave values out.
+
+    The order of sets and dicts does not count, because that of a set of strings differs by process.
+
+    Args:
+        value: anything. Functions, classes, modules and objects that cannot be pickled count by their `repr()`, without
+            addresses.
+        of_tensor: gives the checksum of a framework's tensor, and None for any other object.
+        known: of a recursive call: by id, the objects that were visited and their checksums.
+    """
+    known = {} if known is None else known
+    if id(value) not in known:
+        known[id(value)] = value, 0  # for an object that holds itself; keeps the object, so that its id stays in use
+        checksum = of_tensor(value)
+        if checksum is None:
+            checksum = zlib.crc32(repr(_held(value, lambda part: checksum_of_object(part, of_tensor, known))).encode())
+        known[id(value)] = value, checksum
+    return known[id(value)][1]
+
+
+def _held(value: Any, checksum: Callable[[Any], int]) -> Any:
+    """What an object holds, as text, numbers and nested tuples and lists of them."""
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        # An object in an array counts by its value, since its bytes are an address.
+        return (
+            (str(array.dtype), array.shape, checksum(array.tolist())) if array.dtype.hasobject else checksum_of(array)
+        )
+    if isinstance(value, set | frozenset):
+        return sorted(map(checksum, value))
+    if isinstance(value, dict):
+        return sorted((checksum(key), checksum(item)) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return [*map(checksum, value)]
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return repr(value)
+    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
+        try:
+            reduced = value.__reduce_ex__(2)
+        except Exception:  # it says in its own way that it cannot be pickled
+            return without_addresses(value)
+        if isinstance(reduced, str):
+            return reduced
+        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+        return [*map(checksum, (function, arguments, state, list(items or ()), dict(pairs or ())))]
+    return without_addresses(value)
+
+
+def without_addresses(value: Any) -> str:
+    """The `repr()` of a value without addresses, which differ by process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
 def details(own: Checksums, gradients: str, process_set: ProcessSet) -> Handle[dict[int, Checksums]]:
     """The checksums of all ranks, by index in the set. Collective; does not block.
 
@@ -107,8 +168,9 @@ def warn_of_difference(
     if basics.rank() != members[0] or key in warned:
         return
     of_ranks = {members[place]: checksums for place, checksums in of_places.items()}
-    if step >= FIRST_APART:  # which are there on some rank only may be that rank's own
-        common = set[str].intersection(*map(set, of_ranks.values()))
+    of_ranks = _named_alike(of_ranks)
+    common = set[str].intersection(*map(set, of_ranks.values()))
+    if step >= FIRST_APART and common:  # which are there on some rank only may be that rank's own
         of_ranks = {rank: {name: sums[name] for name in sums if name in common} for rank, sums in of_ranks.items()}
         if len({*map(str, of_ranks.values())}) == 1:
             return
@@ -142,6 +204,19 @@ basics.follow(stopped=lambda: part(_Warned).sets.clear())
 
 def _kinds(checksums: Checksums) -> list[comparison.Named]:
     return [comparison.Named(kind, name) for name, (kind, _) in checksums.items()]
+
+
+def _named_alike(of_ranks: dict[int, Checksums]) -> dict[int, Checksums]:
+    """The checksums under the names that the first rank has, if the ranks have the same model under other names.
+
+    Keras numbers the layers of a process, so the first layer of one rank may have the name of another's second layer.
+    """
+    models = [[kind for kind, _ in checksums.values()] for checksums in of_ranks.values()]
+    names = {frozenset(checksums) for checksums in of_ranks.values()}
+    if len(names) == 1 or any(model != models[0] for model in models):
+        return of_ranks
+    first = next(iter(of_ranks.values()))
+    return {rank: dict(zip(first, checksums.values(), strict=True)) for rank, checksums in of_ranks.items()}
 
 
 def difference(of_ranks: dict[int, Checksums]) -> str:

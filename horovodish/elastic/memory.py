@@ -45,6 +45,7 @@ LONGEST_PERIOD = 1 << 20
 
 _ALIGNMENT = 64
 _CHECKSUM_WIDTH = 509  # words in a row; a prime, so that words a power of two apart are in different columns
+_CHECKSUM_BLOCK = 128  # rows, of 509 KiB
 # Words of 64 bits of the index: for each slot whether it is whole, the position and the lengths; then the schedule.
 _SLOT_WORDS = 6
 _SCHEDULE_AT = 2 * _SLOT_WORDS
@@ -321,9 +322,31 @@ def _aligned(size: int) -> int:
 
 
 def checksum(data: np.ndarray) -> bytes:
-    """A checksum of bytes that sees where each word is: the sums of the rows and of the columns of a table of words."""
+    """A checksum of bytes that sees where each word is: weighted sums of the columns and rows of a table of words.
+
+    Each row and each column has an odd number as its weight, so that words that change places change the sums.
+    """
     words = len(data) // 8
     table = data[: words // _CHECKSUM_WIDTH * _CHECKSUM_WIDTH * 8].view(np.uint64).reshape(-1, _CHECKSUM_WIDTH)
     rest = data[table.nbytes :].tobytes()
-    sums = [np.add.reduce(table, axis=axis, dtype=np.uint64).tobytes() for axis in (0, 1)]
+    weights = _weights(max(len(table), _CHECKSUM_WIDTH))
+    of_columns, of_rows = np.zeros(_CHECKSUM_WIDTH, np.uint64), np.zeros(len(table), np.uint64)
+    shifted = np.empty((_CHECKSUM_BLOCK, _CHECKSUM_WIDTH), np.uint64)
+    for start in range(0, len(table), _CHECKSUM_BLOCK):  # of rows that stay in the cache for both sums
+        block = table[start : start + _CHECKSUM_BLOCK]
+        end = start + len(block)
+        of_columns += np.einsum("i,ij->j", weights[start:end], block)
+        # Two signs that change in a column cancel, because an odd number times 2^63 is 2^63. Rows sum the upper halves.
+        upper = np.right_shift(block, 32, out=shifted[: len(block)])
+        np.einsum("ij,j->i", upper, weights[:_CHECKSUM_WIDTH], out=of_rows[start:end])
+    sums = [of_columns.tobytes(), of_rows.tobytes()]
     return hashlib.blake2b(b"".join([str(len(data)).encode(), rest, *sums]), digest_size=16).digest()
+
+
+def _weights(count: int) -> np.ndarray:
+    """Odd numbers of 64 bits that look random, the same in every process."""
+    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    numbers ^= numbers >> np.uint64(32)
+    numbers *= np.uint64(0xC2B2AE3D27D4EB4F)
+    numbers |= np.uint64(1)
+    return numbers

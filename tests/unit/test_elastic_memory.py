@@ -196,3 +196,18 @@ def test_a_checksum_sees_where_words_are(data: st.DataObject) -> None:
     swapped[[one, other]] = words[[other, one]]
     same = words[one] == words[other]
     assert (checksum(words.view(np.uint8)) == checksum(swapped.view(np.uint8))) == same
+
+
+def test_a_checksum_sees_rows_and_signs_that_change_places() -> None:
+    """Of a table of the checksum's own width, so that sums of its rows and columns alone would stay."""
+    width = 509
+    rows, numbers = np.eye(width), np.arange(1.0, 4 * width + 1).reshape(4, width)
+    signs, low = numbers.copy(), numbers.copy()
+    signs[np.ix_([1, 2], [3, 5])] *= -1
+    low.view(np.int64)[np.ix_([1, 2], [3, 5])] += [[1, -1], [-1, 1]]
+    assert len({checksum(each.reshape(-1).view(np.uint8)) for each in (numbers, signs, low)}) == 3
+    orders = [rows, rows[::-1].copy(), np.roll(rows, 1, 0), rows[np.random.default_rng(0).permutation(width)]]
+    for first in range(0, 500, 10):  # of numbers whose upper bits alone are set
+        orders.append(rows.copy())
+        orders[-1][[first, first + 8]] = rows[[first + 8, first]]
+    assert len({checksum(each.reshape(-1).view(np.uint8)) for each in orders}) == len(orders)

@@ -313,3 +313,48 @@ def test_different_optimizers() -> None:
         hvd.broadcast_optimizer_state((torch.optim.Adam if last else torch.optim.SGD)(parameters, lr=0.1))
     with pytest.raises(MismatchError, match=r"only rank 0 has \[6\]"):
         hvd.broadcast_optimizer_state(torch.optim.Adam(parameters[last:]))
+
+
+def in_two_orders(first: int) -> tuple[nn.ModuleDict, torch.optim.Optimizer]:
+    """A model of equal shapes, and an optimizer that lists its parameters in another order on the last rank."""
+    torch.manual_seed(first)
+    model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in "ab"})
+    names = "ba" if hvd.rank() == hvd.size() - 1 else "ab"
+    return model, torch.optim.SGD([{"params": [model[name].weight]} for name in names], lr=0.1, momentum=0.9)
+
+
+@on_ranks(2, 3)
+def test_parameters_in_another_order() -> None:
+    last = hvd.size() - 1
+    remedy = "; build them alike on every rank, with the parameters in the same order"
+    model, optimizer = in_two_orders(0)
+    kind = r"of torch.float32 and shape \(2, 2\), checksum \w+ on rank"
+    place = r"broadcast_optimizer_state: .* differ: parameter 0 in group 0 is"
+    with pytest.raises(MismatchError, match=rf"{place} {kind} 0 and {kind} {last}, and 1 more differ{remedy}"):
+        hvd.broadcast_optimizer_state(optimizer)
+
+    # Names tell also where the models differ. They need not be there on all ranks.
+    model, optimizer = in_two_orders(hvd.rank())
+    hvd.broadcast_optimizer_state(optimizer)
+    wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    named = r"of name '{}.weight', torch.float32 and shape \(2, 2\) on rank"
+    with pytest.raises(MismatchError, match=rf"{place} {named.format('a')} 0 and {named.format('b')} {last}, and 1"):
+        hvd.broadcast_optimizer_state(wrapped)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    hvd.broadcast_optimizer_state(
+        plain if hvd.rank() else hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
+    )
+    last_has_another_shape = torch.optim.SGD([torch.zeros(3 if hvd.rank() == last else 2)])
+    with pytest.raises(MismatchError, match=r"parameter 0 in group 0 is of torch.float32 and shape \(2,\), checksum"):
+        hvd.broadcast_optimizer_state(last_has_another_shape)
+
+
+@on_ranks(2)
+def test_parameters_named_by_torch() -> None:
+    model, _ = in_two_orders(hvd.rank())
+    try:
+        optimizer = torch.optim.SGD(sorted(model.named_parameters(), reverse=hvd.rank() == 1), lr=0.1)
+    except TypeError:
+        return  # PyTorch before 2.6 takes no names
+    with pytest.raises(MismatchError, match=r"parameter 0 in group 0 is of name 'a.weight', .* of name 'b.weight'"):
+        hvd.broadcast_optimizer_state(optimizer)
