@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from jax import numpy as jnp
 from horovodish._native import DTYPES
 from horovodish.collectives.adapter import checked_root
 from horovodish.collectives.comparison import compared_on_all_ranks
+from horovodish.collectives.consistency import without_addresses
 from horovodish.collectives.objects import broadcast_object
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet, global_process_set
@@ -131,7 +132,10 @@ _SENT = (bool, int, float, complex, str, bytes)
 
 
 def _looks(value: Any) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    if isinstance(value, set | frozenset):  # a set of strings has another order in each process
+        return f"{type(value).__name__} of {sorted(map(_looks, value))}"
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):  # all elements of arrays in static fields, exactly
+        return without_addresses(value)
 
 
 def _first_difference(ours: str, theirs: str) -> str:

@@ -345,7 +345,7 @@ def checksum(data: np.ndarray) -> bytes:
 
 def _weights(count: int) -> np.ndarray:
     """Odd numbers of 64 bits that look random, the same in every process."""
-    numbers = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    numbers: np.ndarray = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     numbers ^= numbers >> np.uint64(32)
     numbers *= np.uint64(0xC2B2AE3D27D4EB4F)
     numbers |= np.uint64(1)

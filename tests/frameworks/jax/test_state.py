@@ -66,7 +66,10 @@ class Module:
 def test_what_is_not_sent() -> None:
     """Functions and static fields stay. A rank where they differ from the root's warns, and only there."""
     rank, weight = hvd.rank(), jnp.full(2, hvd.rank())
+    numbers, changed = np.arange(5000.0), np.arange(5000.0)
+    changed[2500] += 1e-12 * 2500
     others = [
+        (Module(weight, activation=numbers), Module(weight, activation=changed)),
         (Module(weight), Module(weight, rate=0.5)),
         (Module(weight), Module(weight, activation=jax.nn.relu)),
         ([weight], (weight,)),
@@ -75,7 +78,7 @@ def test_what_is_not_sent() -> None:
     for roots, other in others:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            hvd.broadcast_parameters((Module(weight), lambda x: x, {1, 2}), ROOT)
+            hvd.broadcast_parameters((Module(weight), lambda x: x, {"a", "set", "of", "strings"}), ROOT)
             got = hvd.broadcast_parameters(roots if rank == ROOT else other, ROOT)
         assert type(got) is type(roots if rank == ROOT else other)
         texts = [str(warning.message) for warning in caught]
