@@ -15,7 +15,7 @@ import jax
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet
 from horovodish.gradients.options import GradientOptions, ReductionOptions, takes
-from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload, Reduced
+from horovodish.gradients.plan import Bucket, GradientAdapter, GradientPlan, Payload, Reduced, Trained
 from horovodish.gradients.powersgd import PowerSGD
 from horovodish.gradients.shards import own_parts, owned_ends
 from horovodish.jax.parameters import labelled, passed_through
@@ -55,7 +55,9 @@ class _Gradients(GradientAdapter):
     def payload(self, tensor: Any, source: Any) -> Payload:
         return Payload(tensor.nbytes, tensor.dtype)
 
-    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
+    def reduce(
+        self, name: str, buckets: Sequence[Bucket], options: GradientOptions, trained: Trained | None = None
+    ) -> Reduced:
         operation = options.operation(name)
         if options.shard:
             operation = operation._replace(kind="reducescatter", process_set=options.sharing)

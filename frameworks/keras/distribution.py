@@ -10,8 +10,9 @@ from typing import Any
 
 import keras
 
+from horovodish.collectives.consistency import FIRST_APART
 from horovodish.gradients.options import check_trained
-from horovodish.gradients.plan import GradientPlan
+from horovodish.gradients.plan import COMPARED_REDUCTION, GradientPlan
 from horovodish.keras.accumulation import Accumulation
 from horovodish.keras.added_variables import AddedVariables
 from horovodish.keras.backends import untraced
@@ -64,14 +65,16 @@ class Distribution:
                 "wrapped; wrap it before compile() or build()"
             )
         compares, self.compares = self.compares, False
-        if compares and variables is not None and self.plan.is_traced(gradients) and _is_within_fit():
-            if self.rounds is None or not self.rounds.is_open():
-                self.plan.compare_parameters(self.name, variables)
+        in_fit = self.plan.is_traced(gradients) and _is_within_fit()
+        if in_fit and compares and variables is not None and (self.rounds is None or not self.rounds.is_open()):
+            self.plan.compare_parameters(self.name if self.rounds is None else self.rounds.name, variables)
+        # Some ranks may have compared in an earlier `fit` or process. Yet all must compare before the same reductions.
+        first = FIRST_APART if in_fit else COMPARED_REDUCTION
 
         def reduce(plan: GradientPlan, gradients: Sequence[Any]) -> list[Any]:
             if variables is not None and values is not None and not plan.options.alone:
                 gradients = plan.with_parameters(self.name, gradients, variables, values)
-            return plan.reduce(self.name, gradients, variables)
+            return plan.reduce(self.name, gradients, variables, first)
 
         if self.rounds is None:
             return reduce(self.plan, gradients)

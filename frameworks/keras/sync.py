@@ -28,6 +28,7 @@ class Rounds(windows.Round, AddedVariables):
     variable the start of the round and what the policy remembers.
 
     Attributes:
+        name: of the reductions of changes.
         policy: says when the ranks meet.
     """
 
@@ -47,7 +48,7 @@ class Rounds(windows.Round, AddedVariables):
         for what in ("fragments", "overlap"):
             if (number := getattr(policy, what)) != (what == "fragments"):
                 raise ValueError(f"sync: {what}={number} is not available in Keras. Remedy: leave {what}= out")
-        self._name = name
+        self.name = name
         self._is_idle = not options.process_set.included()
         of_changes = options.of_changes(policy)
         # Codes would leave out what the next meeting is to send.
@@ -181,8 +182,8 @@ class Rounds(windows.Round, AddedVariables):
         starts = _values(self._starts)
         changes = [value - start for value, start in zip(_values(self._variables), starts, strict=True)]
         if not plan.options.alone:
-            changes = plan.with_parameters(self._name, changes, self._variables, starts)
-        changes = plan.reduce(self._name, changes, self._variables)
+            changes = plan.with_parameters(self.name, changes, self._variables, starts)
+        changes = plan.reduce(self.name, changes, self._variables)
         merged, memory = [], []
         for start, change, kept in zip(starts, changes, self._memory, strict=True):
             begun = self.policy.begin(start)

@@ -48,7 +48,9 @@ class _Distributed(Optimizer):
     _name = "optimizer"
 
     def apply_gradients(self, gradients: Any, parameters: Any) -> Any:
-        own, values = dict(tree_flatten(gradients)), dict(tree_flatten(parameters))
+        # By name: a dict on another rank may have the same parameters in another order.
+        own: dict[str, Any] = dict(sorted(dict(tree_flatten(gradients)).items()))
+        values = dict(tree_flatten(parameters))
         sources = [_Parameter(name, values[name]) for name in own]
         reduced = dict(zip(own, self._plan.reduce(self._name, list(own.values()), sources), strict=True))
         return super().apply_gradients(tree_map_with_path(lambda name, _: reduced[name], gradients), parameters)

@@ -17,7 +17,6 @@ from horovodish.collectives.consistency import checksum_of
 from horovodish.collectives.devices import ON_HOST
 from horovodish.collectives.operation import Operation
 from horovodish.gradients.options import GradientOptions
-from horovodish.gradients.parameters import Model
 from horovodish.gradients.plan import (
     Bucket,
     GradientAdapter,
@@ -26,8 +25,8 @@ from horovodish.gradients.plan import (
     Memory,
     Payload,
     Reduced,
+    Trained,
     name_of,
-    shape_of,
 )
 from horovodish.tensorflow import parameters
 from horovodish.tensorflow.names import name_in_step
@@ -82,7 +81,9 @@ class _Gradients(GradientAdapter):
         values = tf.zeros([0, *source.shape[1:]], source.dtype) if gradient is None else gradient
         return tf.IndexedSlices(values, tf.range(rows, dtype=tf.int64), tf.constant(source.shape, tf.int64))
 
-    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
+    def reduce(
+        self, name: str, buckets: Sequence[Bucket], options: GradientOptions, trained: Trained | None = None
+    ) -> Reduced:
         if tf.executing_eagerly():
             return super().reduce(name, buckets, options)
         groups = [
@@ -90,7 +91,8 @@ class _Gradients(GradientAdapter):
             for bucket in buckets
         ]
         names = [bucket.name for bucket in buckets]
-        return Reduced(reduced_groups(groups, parameters.described(name, names, options.process_set)))
+        described = parameters.described(name, names, options.process_set, trained, self.checksum)
+        return Reduced(reduced_groups(groups, described))
 
     def memory(self, operation: Operation, tensors: Sequence[Any]) -> Memory:
         sources = [tensor if tensor.device.endswith("CPU:0") else tensor.cpu() for tensor in tensors]
@@ -106,12 +108,11 @@ class _Gradients(GradientAdapter):
 
 
 GRADIENTS = _Gradients()
-_KIN = "gradients of a tape"
 
 
 def plan_of(options: GradientOptions) -> GradientPlan:
     """A plan that calls gradients by the names of their variables, which must be the same on every rank."""
-    return GradientPlan(options, GRADIENTS, _label, parameters.BROADCAST_REMEDY, _KIN)
+    return GradientPlan(options, GRADIENTS, _label, parameters.BROADCAST_REMEDY, "gradients of a tape")
 
 
 def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: GradientPlan) -> list[Any]:
@@ -123,12 +124,7 @@ def reduced_gradients(gradients: Sequence[Any], sources: Sequence[Any], plan: Gr
     digest = hashlib.sha256(repr(described).encode()).hexdigest()[:8]
     numbers = sum(tf.TensorShape(source.shape).num_elements() or 0 for source in shared)
     name = f"gradients of {len(shared)} variable{'s' * (len(shared) != 1)} with {numbers} numbers ({digest})"
-
-    def model(operations: list[str]) -> Model:
-        return Model(name_in_step(_KIN), [*map(name_of, shared)], [*map(shape_of, shared)], operations)
-
-    with parameters.of_variables(sources, plan.checksums, model):
-        return plan.reduce(name, gradients, sources)
+    return plan.reduce(name, gradients, sources)
 
 
 def _label(index: int, source: Any) -> str:

@@ -10,10 +10,8 @@ from __future__ import annotations
 import itertools
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import tensorflow as tf
@@ -22,7 +20,7 @@ from tensorflow.python.eager import context, executor
 from horovodish.collectives.consistency import Checksums
 from horovodish.collectives.process_sets import ProcessSet
 from horovodish.gradients.parameters import Model, compare, readers
-from horovodish.gradients.plan import COMPARED_REDUCTION
+from horovodish.gradients.plan import COMPARED_REDUCTION, Trained
 from horovodish.tensorflow.tracing import compiled_by_xla, in_graph_for_sessions
 
 BROADCAST_REMEDY = (
@@ -30,59 +28,53 @@ BROADCAST_REMEDY = (
     "rates and optimizer state"
 )
 
-_Sources = tuple[Sequence[Any], Callable[[list[Any]], Checksums], Callable[[list[str]], Model]]
-_sources: ContextVar[_Sources | None] = ContextVar("_sources", default=None)
 _process = uuid.uuid4().hex  # functions loaded from a file have the id of another process
 _numbers = itertools.count(1)
 _comparisons: dict[str, Callable[[int], None]] = {}
 
 
-@contextmanager
-def of_variables(
-    sources: Sequence[Any],
-    checksums: Callable[[list[Any]], Checksums],
-    model: Callable[[list[str]], Model],
-) -> Iterator[None]:
-    """Reductions within this context reduce the gradients of these sources.
+def described(
+    name: str,
+    operations: list[str],
+    process_set: ProcessSet,
+    trained: Trained | None,
+    checksum: Callable[[Any], tuple[str, int] | None],
+) -> str:
+    """A text for native code, which begins a step with it, and stands for the variables of the reduction. Empty where
+    native code cannot have it.
 
     Args:
-        sources: variables and other things.
-        checksums: computes the checksums of the variables in a list of sources. A source that was deleted is None.
-        model: what this rank trains, by the names of the reductions.
+        name: of the reduction, the same on every rank.
+        operations: the names of the operations of the reduction.
+        process_set: the ranks that reduce.
+        trained: what the ranks compare; None: nothing.
+        checksum: describes a variable; None for one that was deleted or has no value.
     """
-    token = _sources.set((sources, checksums, model))
-    try:
-        yield
-    finally:
-        _sources.reset(token)
-
-
-def described(name: str, operations: list[str], process_set: ProcessSet) -> str:
-    """A text for native code, which begins a step with it, and stands for the variables of the reduction. Empty where
-    native code cannot have it."""
     if tf.executing_eagerly() or compiled_by_xla() or in_graph_for_sessions():
         return ""
-    given = _sources.get()
-    if given is None:
+    if trained is None:
         return "tensorflow without variables"
-    sources, checksums, model = given
     # A function does not keep its variables alive either.
-    known = [weakref.ref(source) if hasattr(source, "assign") else lambda: None for source in sources]
+    known = [(label, weakref.ref(each)) for label, each in trained.values.items() if hasattr(each, "assign")]
 
     def read() -> Checksums:
         # A user's threads may execute asynchronously. What they read would wait for the function that waits for this.
         own = executor.new_executor(enable_async=False)  # the context does not keep it
         context.context().executor = own
-        return checksums([source() for source in known])
+        return {label: found for label, variable in known if (found := checksum(variable())) is not None}
 
     def read_beside() -> Checksums:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(read).result()
 
     reduction = f"{_process}.{next(_numbers)}"
-    trained = model(operations)
+    # If the first comparison comes later, the ranks have compared their models while they traced the function.
+    has_model = trained.first <= COMPARED_REDUCTION
+    model = Model(trained.kin, trained.names, trained.shapes, operations) if has_model else None
+    # The function below is kept for ever, so it has no `trained`, which has the variables.
+    first, remedy, once_for = trained.first, trained.remedy, trained.once_for
     _comparisons[reduction] = lambda number: compare(
-        name, process_set, number, COMPARED_REDUCTION, read_beside, BROADCAST_REMEDY, model=trained
+        name, process_set, number, first, read_beside, remedy, model=model, once_for=once_for
     )
     return f"tensorflow {reduction}"
 

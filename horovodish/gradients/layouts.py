@@ -173,6 +173,7 @@ def warn_of(
     remedy: str,
     place: Place | None = None,
     step: int = 1,
+    once_for: str = "",
 ) -> None:
     """Warn if the ranks have found that their parameters differ. Collective; blocks.
 
@@ -181,10 +182,11 @@ def warn_of(
         checksums: of this rank.
         gradients, process_set: as for `compare_layouts`.
         remedy, place, step: as for `warn_of_difference`.
+        once_for: of the comparisons that have this in common, the first one that differs warns. Empty: `gradients`.
     """
     if comparison.differs:
         of_places = details(checksums, f"{gradients}, step {step}", process_set).wait()
-        warn_of_difference(of_places, gradients, process_set, remedy, place, step)
+        warn_of_difference(of_places, once_for or gradients, process_set, remedy, place, step)
 
 
 class Compared:

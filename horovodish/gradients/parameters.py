@@ -67,6 +67,7 @@ def compare(
     remedy: str,
     place: Place | None = None,
     model: Model | None = None,
+    once_for: str = "",
 ) -> None:
     """Compare the parameters if that is due at this reduction. Collective; does not block.
 
@@ -82,6 +83,7 @@ def compare(
         remedy: what to do if the parameters differ.
         place: the line of the script that trains; None: the line that the script is in now.
         model: what this rank trains. Every rank gives it or none does.
+        once_for: as for `warn_of`.
 
     Raises:
         HorovodInternalError, NotInitializedError: the reduction fails as well.
@@ -99,8 +101,11 @@ def compare(
         # Of several comparisons, the first one that differs warns.
         key = identity, name
         last = part(_Comparisons).last
-        before, warn = last.get(key), lambda: warn_of(comparison.wait(), own, name, process_set, remedy, at, number)
-        last[key] = _in_a_thread(warn, before)
+
+        def warn() -> None:
+            warn_of(comparison.wait(), own, name, process_set, remedy, at, number, once_for)
+
+        last[key] = _in_a_thread(warn, last.get(key))
 
 
 def _in_a_thread(function: Callable[[], None], before: threading.Thread | None = None) -> threading.Thread:

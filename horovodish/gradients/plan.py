@@ -51,6 +51,27 @@ COMPARED_REDUCTION = 2
 that it broadcasts after its first step."""
 
 
+class Trained(NamedTuple):
+    """What a traced program trains, so that the ranks can compare it whenever the program runs.
+
+    Attributes:
+        values: what the ranks compare, by what messages call it.
+        names, shapes: of the variables.
+        kin: what to call the reduction, the same on every rank, also where their models differ.
+        first: the ranks first compare before this reduction.
+        once_for: rank 0 warns once for reductions that have this in common.
+        remedy: what to do if the ranks have different values.
+    """
+
+    values: dict[str, Any]
+    names: list[str]
+    shapes: list[str]
+    kin: str
+    first: int
+    once_for: str
+    remedy: str
+
+
 class Payload(NamedTuple):
     """The tensor that travels for one gradient, as far as buckets depend on it.
 
@@ -202,13 +223,16 @@ class GradientAdapter(ABC):
         """A dense gradient, or zeros where it is None, in a layout that another rank has."""
         raise NotImplementedError
 
-    def reduce(self, name: str, buckets: Sequence[Bucket], options: GradientOptions) -> Reduced:
+    def reduce(
+        self, name: str, buckets: Sequence[Bucket], options: GradientOptions, trained: Trained | None = None
+    ) -> Reduced:
         """Reduce buckets, all at the same time. Collective; blocks unless a program is traced.
 
         Args:
             name: what the names of all buckets begin with.
             buckets: what to reduce.
             options: how.
+            trained: what the program trains; None where no program is traced, or the plan does not know it.
         """
         return reduce_at_once(name, buckets, options, self)
 
@@ -289,7 +313,13 @@ class GradientPlan:
         self._kin = kin
         self._compared = compared
 
-    def reduce(self, name: str, gradients: Sequence[Any], sources: Sequence[Any] | None) -> list[Any]:
+    def reduce(
+        self,
+        name: str,
+        gradients: Sequence[Any],
+        sources: Sequence[Any] | None,
+        first: int = COMPARED_REDUCTION,
+    ) -> list[Any]:
         """The gradients of all ranks. Collective; blocks unless a program is traced.
 
         Args:
@@ -297,6 +327,7 @@ class GradientPlan:
             gradients: of this rank, in the order of the model; None where it has none.
             sources: what they are the gradients of; None where the caller cannot know. Every rank must have the same
                 gradients then.
+            first: a traced program first compares the sources before this reduction.
 
         Returns:
             New gradients in the same order. One that is None on every rank stays None. Where some ranks have one, the
@@ -308,13 +339,16 @@ class GradientPlan:
         if not adapter.is_traced(gradients):
             basics.engine().begin_step()
         results = list(gradients)
-        name = adapter.name_in_step(name)
+        given, name = name, adapter.name_in_step(name)
         known = gradients if sources is None else sources
         own = self._shared(results, known)
         labels = {index: self._label(index, known[index]) for index in own}
         names = {index: "" if sources is None else name_of(sources[index]) for index in own}
         layouts = has = {index: self._layout(gradient) for index, gradient in own.items()}
         key: Hashable = None
+        trained = None
+        if sources is not None and adapter.is_traced(gradients):
+            trained = self._trained(given, name, sources, first)
         if sources is not None and adapter.may_differ and not adapter.is_traced(gradients):
             # The labels are in the key because the ranks compare anew when other variables are trained.
             key = name, checked_id(self.options.process_set), self.options.sparse_as_dense, *labels.values()
@@ -329,7 +363,7 @@ class GradientPlan:
             alike = {index: gradient for index, gradient in own.items() if gradient is not None}
         absent = {index for index in alike if own[index] is None}
         dense = {index: gradient for index, gradient in alike.items() if layouts[index] is not Layout.SPARSE}
-        reduced, any_joined = self._reduce_dense(name, dense, absent, known, labels, names)
+        reduced, any_joined = self._reduce_dense(name, dense, absent, known, labels, names, trained)
         if not any_joined and any(layouts[index] is Layout.ABSENT and reduced[index] is not None for index in dense):
             # All ranks have seen a gradient come which none had when they compared.
             part(Compared).layouts.pop(key, None)
@@ -348,6 +382,7 @@ class GradientPlan:
         sources: Sequence[Any],
         labels: dict[int, str],
         names: dict[int, str],
+        trained: Trained | None,
     ) -> tuple[dict[int, Any], bool]:
         """Reduce dense gradients in buckets, and say whether a rank had joined. Collective."""
         adapter, compression = self._adapter, self.options.compression
@@ -372,7 +407,7 @@ class GradientPlan:
         buckets = [
             _bucket(name, bucket, labels, names, travelling, absent, payloads[bucket[0]].codec) for bucket in members
         ]
-        tensors, any_joined = adapter.reduce(name, buckets, self.options)
+        tensors, any_joined = adapter.reduce(name, buckets, self.options, trained)
         results = {
             index: None if tensor is None else compression.decompress(tensor, travelling[index][1])
             for bucket, its in zip(members, tensors, strict=True)
@@ -423,12 +458,30 @@ class GradientPlan:
 
     def checksums(self, sources: Iterable[Any]) -> Checksums:
         """Checksums of the variables among the sources that have a value, except local ones."""
+        values = self._values(sources).items()
+        return {label: found for label, value in values if (found := self._adapter.checksum(value)) is not None}
+
+    def _values(self, sources: Iterable[Any]) -> dict[str, Any]:
+        """What the ranks compare of the sources, except local ones, by what messages call it."""
         local = set(map(id, self.local))
         return {
-            _label(index, source): checksum
+            _label(index, source): self._compared(source)
             for index, source in enumerate(sources)
-            if id(source) not in local and (checksum := self._adapter.checksum(self._compared(source))) is not None
+            if id(source) not in local
         }
+
+    def _trained(self, given: str, name: str, sources: Sequence[Any], first: int) -> Trained:
+        local = set(map(id, self.local))
+        shared = [source for source in sources if id(source) not in local]
+        return Trained(
+            self._values(sources),
+            [*map(name_of, shared)],
+            [*map(shape_of, shared)],
+            self._adapter.name_in_step(self._kin) if self._kin else name,
+            first,
+            name if self._kin else given,
+            self._remedy,
+        )
 
     def _agreed(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -370,6 +371,60 @@ def test_ranks_that_begin_with_different_weights_are_warned() -> None:
         said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
         assert len(said) == (warns and hvd.rank() == 0), said
         assert all("kernel) differs: rank 0 has" in text and "BroadcastGlobalVariables" in text for text in said), said
+
+
+class Parts(keras.callbacks.Callback):
+    """Has the last rank change a weight after its second step."""
+
+    steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps += 1
+        if self.steps == 2 and hvd.rank() == hvd.size() - 1:
+            kernel = self.model.trainable_weights[0]
+            kernel.assign(keras.ops.ones(kernel.shape))
+
+
+def fit_and_part() -> None:
+    model = mlp()
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    model.compile(hvd.DistributedOptimizer(sgd()), "mse", jit_compile=False)
+    x, y = examples(24)
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[Parts()])
+
+
+def train_apart_in_a_function(window: int = 1) -> None:
+    import tensorflow as tf
+
+    variable = keras.Variable(np.full(3, hvd.rank(), np.float32), name="weights")
+    optimizer = hvd.DistributedOptimizer(sgd(), backward_passes_per_step=window)
+    optimizer.build([variable])
+
+    @tf.function
+    def step() -> None:
+        optimizer.apply([variable.value * 2], [variable])
+
+    for _ in range(5 * window):
+        step()
+
+
+@on_ranks(2)
+@only_on("tensorflow")
+def test_compiled_steps_are_compared_again() -> None:
+    begun_apart = r"the ranks begin to train with different parameters: variable 0 \(weights\) differs"
+    for train, begin in (
+        (fit_and_part, r"the ranks train different parameters at step 4: variable 0 \(.*kernel\) differs"),
+        (train_apart_in_a_function, begun_apart),
+        (lambda: train_apart_in_a_function(window=2), begun_apart),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train()
+            await_comparison()
+            hvd.barrier()
+        said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
+        assert len(said) == (hvd.rank() == 0), said
+        assert all(re.match(begin, text) for text in said), said
 
 
 class OwnStep(keras.Model):

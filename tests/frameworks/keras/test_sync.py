@@ -408,13 +408,13 @@ def test_changes_travel_as_codes() -> None:
 
 @on_ranks(2)
 def test_ranks_that_begin_with_different_variables_are_warned() -> None:
-    for differs in (False, True):
+    for differs, compiled in ((False, False), (True, False), (False, True), (True, True)):
         optimizer, trained = built(plain(), sync=hvd.LocalSGD(2))
         if differs:
             trained[1].assign(np.full(SIZES[1], hvd.rank(), np.float32))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            train(step_of(optimizer, trained, False), trained, range(4))
+            train(step_of(optimizer, trained, compiled), trained, range(4))
             await_comparison()
         said = [str(each.message) for each in caught if "different parameters" in str(each.message)]
         assert len(said) == (differs and hvd.rank() == 0), said

@@ -12,7 +12,7 @@ pytest.importorskip("mlx.core", reason="MLX's build for CPUs has no wheel for th
 import mlx.core as mx
 import numpy as np
 from mlx import nn, optimizers
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
 import horovodish.mlx as hvd
 from horovodish.collectives.operation import Operation
@@ -122,6 +122,23 @@ def test_a_rank_freezes_other_layers(frozen_by_rank_0: list[int], error: type[Ex
         model.layers[layer].freeze()
     with pytest.raises(error, match=text):
         optimizer.update(model, loss(mx.ones((1, 2)))[1])
+
+
+@on_ranks(2)
+def test_equal_parameters_in_another_order() -> None:
+    """The ranks have equal trees, but rank 1 has filled its dicts in another order."""
+
+    def tree(a: float, c: float, d: float) -> dict[str, Any]:
+        inner = {"c": mx.full((2,), c, mx.float32), "d": mx.full((2,), d, mx.float32)}
+        if hvd.rank() == 0:
+            return {"a": mx.full((3,), a, mx.float32), "b": inner}
+        return {"b": dict(reversed(inner.items())), "a": mx.full((3,), a, mx.float32)}
+
+    optimizer, parameters, scale = hvd.DistributedOptimizer(optimizers.SGD(0.5)), tree(0, 1, 2), 2 * hvd.rank()
+    for _ in range(4):  # in the second and the fourth step the ranks compare their parameters
+        parameters = optimizer.apply_gradients(tree(1 * scale, 2 * scale, 3 * scale), parameters)
+    expected = {"a": [-2.0] * 3, "b": {"c": [-3.0] * 2, "d": [-4.0] * 2}}
+    assert tree_map(lambda value: value.tolist(), parameters) == expected
 
 
 @on_ranks(2)

@@ -422,7 +422,7 @@ def go_on_apart_with_a_slow_thread() -> list[str]:
     warn_of = parameters.warn_of
 
     def slow(*arguments: Any) -> None:
-        if arguments[-1] < FIRST_APART:
+        if arguments[6] < FIRST_APART:  # the step
             time.sleep(0.5)
         warn_of(*arguments)
 
