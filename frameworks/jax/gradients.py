@@ -124,6 +124,11 @@ _last_of_line: WeakValueDictionary[str, TreePlan] = WeakValueDictionary()
 """The plan that each line of the source used last."""
 
 
+_made_before_use: dict[str, int] = {}
+"""How many plans each line has made since one of them reduced. Plans that a line makes in a row are told apart by their
+numbers. A line that makes a new plan in each step always gets number 1, so its steps count on."""
+
+
 class TreePlan:
     """Reduces trees of gradients.
 
@@ -138,6 +143,8 @@ class TreePlan:
         # In the labels of all gradients, so that ranks whose options differ get a MismatchError.
         self.label = f" ({options.codec.label()})" if isinstance(options.codec, PowerSGD) else ""
         self.name, self.unnamed = name_of(what, name)
+        self._made_as = self.name
+        self._number = _made_before_use[self.name] = _made_before_use.get(self.name, 0) + 1
 
     def __call__(
         self, tree: Any, parameters: Any, owners: Sequence[int] | None = None, across: ProcessSet | None = None
@@ -161,7 +168,9 @@ class TreePlan:
                 )
             _last_of_line[self.name] = self
         leaves = Leaves.of(tree, self.name, self.options.op, takes_complex=True)
-        gradients = passed_through(leaves.arrays, labelled(parameters), self.name, self.options.process_set)
+        process_set = self.options.process_set
+        _made_before_use.pop(self._made_as, None)
+        gradients = passed_through(leaves.arrays, labelled(parameters), self.name, process_set, caller=self._number)
         order = leaves.in_order_of_layers()
         arrays, suffixes = [gradients[index] for index in order], [_Suffix(leaves.suffixes[index]) for index in order]
         owner_of = None if owners is None else dict(zip(leaves.suffixes, owners, strict=True))

@@ -39,7 +39,12 @@ primitive = Primitive(_COMPARE)
 
 
 def passed_through(
-    gradients: Sequence[Any], parameters: Labelled, name: str, process_set: ProcessSet, remedy: str = _REMEDY
+    gradients: Sequence[Any],
+    parameters: Labelled,
+    name: str,
+    process_set: ProcessSet,
+    remedy: str = _REMEDY,
+    caller: int = 1,
 ) -> list[Any]:
     """The gradients. The first time, the ranks compare their parameters. Collective; does not block.
 
@@ -49,14 +54,18 @@ def passed_through(
         name: of the reduction, the same on every rank.
         process_set: the ranks that reduce.
         remedy: what to do if the ranks have different parameters.
+        caller: the number of the optimizer that reduces, among those of this name. Outside of jit, each counts its own
+            steps. In jit, the program's order tells them apart.
     """
     given = [index for index, gradient in enumerate(gradients) if gradient is not None]
     if not given:
         return list(gradients)
     smallest = min(given, key=lambda index: gradients[index].nbytes)
-    gradient, compared = gradients[smallest], [pair for pair in parameters if _has_bytes(pair[1])]
+    gradient = gradients[smallest]
+    compared = [(label, value) for label, leaf in parameters if _has_bytes(value := _as_array(leaf))]
     values = [value for _, value in compared]
     if not any(isinstance(value, jax.core.Tracer) for value in (gradient, *values)):
+        name = f"{name}#{caller}" if caller > 1 else name
         number = counted(f"parameters of {name}", checked_id(process_set))
         _compare(name, process_set, number, compared, remedy, None)
         return list(gradients)
@@ -73,6 +82,14 @@ def labelled(tree: Any) -> Labelled:
     """The leaves of a tree, and what to call them."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [(f"parameter {jax.tree_util.keystr(path)}".rstrip(), leaf) for path, leaf in pairs]
+
+
+def _as_array(leaf: Any) -> Any:
+    """An array with the value and the dtype that jit gives a number; other leaves as they are."""
+    if not isinstance(leaf, bool | int | float | complex | np.generic):
+        return leaf
+    array = np.asarray(leaf)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype)) if array.dtype.kind in "biufcV" else leaf
 
 
 def _has_bytes(leaf: Any) -> bool:

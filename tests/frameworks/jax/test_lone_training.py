@@ -179,16 +179,19 @@ def differ_in_one(name: str) -> list[str]:
             "bool": jnp.array(hvd.rank() == 0),
             "complex64": jnp.full(3, hvd.rank() * 1j),
             "NumPy": np.full(3, hvd.rank()),
+            "NumPy scalar": np.float32(hvd.rank()),
+            "number": 1.0 + hvd.rank(),
         }
         ignored = {"key": jax.random.key(hvd.rank()), "int4": jnp.full(3, hvd.rank(), jnp.int4), "text": "", "no": None}
+        ignored |= {"NumPy text": np.str_(hvd.rank()), "too long": 10**30 + hvd.rank()} if "umber" in name else {}
         more = {"empty": jnp.zeros((0, 3)), "odd": odd.get(name), **ignored}
-        compiled = jax.jit if name != "NumPy" else uncompiled
+        compiled = uncompiled if name in ("NumPy", "NumPy scalar", "number") else jax.jit
         trained(compiled, begin=lambda: parameters(0), given=lambda values: {**values, **more})
 
     return said_by(train)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float8", "int8", "bool", "complex64", "NumPy"])
+@pytest.mark.parametrize("name", ["bfloat16", "float8", "int8", "bool", "complex64", "NumPy", "NumPy scalar", "number"])
 def test_parameters_of_unusual_kinds_are_compared(name: str) -> None:
     first, second = run_ranks(differ_in_one, 2, args=(name,))
     (text,) = first
@@ -215,6 +218,36 @@ def test_two_optimizers_in_one_program_are_compared() -> None:
     (text,) = first
     assert "parameter ['weight'] differs" in text
     assert second == []
+
+
+def part_later_on_one_line() -> list[list[str]]:
+    """The second of two optimizers parts after its second step; then as `hvd.grad` that is made anew in each step."""
+
+    def of_optimizers() -> None:
+        pairs = [(hvd.DistributedOptimizer(optax.sgd(0.1)), {name: jnp.ones(3)}) for name in ("one", "other")]
+        for step in range(STEPS):
+            for index, (tx, values) in enumerate(pairs):
+                updates, _ = tx.update(values, tx.init(values), values)
+                rate = 1.0 + hvd.rank() if (step, index) == (1, 1) else 1.0
+                pairs[index] = tx, jax.tree.map(lambda value, update, rate=rate: value + rate * update, values, updates)
+
+    def of_gradients() -> None:
+        trained(
+            uncompiled,
+            lambda tx: optax.chain(tx, optax.scale(1.0 + hvd.rank())),
+            lambda: parameters(0),
+            gradient=hvd.grad,
+        )
+
+    return [said_by(of_optimizers), said_by(of_gradients)]
+
+
+def test_optimizers_of_one_line_count_their_own_steps() -> None:
+    first, second = run_ranks(part_later_on_one_line, 2)
+    assert second == [[], []]
+    assert [len(said) for said in first] == [1, 1], first
+    for (text,), name in zip(first, ("other", "layer"), strict=True):
+        assert text.startswith(f"the ranks train different parameters at step 4: parameter ['{name}']"), text
 
 
 def begin_after_a_join() -> list[str]:
