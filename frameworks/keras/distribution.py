@@ -64,6 +64,8 @@ class Distribution:
                 "groups and local variables need the optimizer's variables, which it was built with before it was "
                 "wrapped; wrap it before compile() or build()"
             )
+        if self.plan.is_traced(gradients) and _is_within_fit():
+            self.plan.options.comparison.compare_in_trace()
         compares, self.compares = self.compares, False
         in_fit = self.plan.is_traced(gradients) and _is_within_fit()
         if in_fit and compares and variables is not None and (self.rounds is None or not self.rounds.is_open()):

@@ -66,6 +66,7 @@ class EpochSync(keras.callbacks.Callback):
         if self.process_set is global_process_set:
             join()
             for distribution in distributions_of(self.model):
+                distribution.plan.options.comparison.skip()
                 distribution.compares = False  # a rank without batches may trace its first step in a later epoch
             own = [_steps_of(optimizer) for optimizer in optimizers_of(self.model)]
             steps = self.gathered(own, "the steps of an epoch")

@@ -118,6 +118,7 @@ def DistributedOptimizer(  # noqa: N802, Horovod's name
         number = counted("optimizer", checked_id(process_set)) if process_set.included() else 0
         what = f"optimizer {number}"
         name = f"gradients of {what}"
+    checked.compare_before_sets()
     averages = checked.values["average_aggregated_gradients"]
     window = Accumulation(checked.passes, averages) if checked.passes > 1 else None
     plan = GradientPlan(checked, gradients(), remedy=BROADCAST_REMEDY)

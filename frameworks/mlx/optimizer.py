@@ -86,6 +86,7 @@ def DistributedOptimizer(optimizer: Optimizer, **options: Unpack[ReductionOption
     wrapped: Any = optimizer
     wrapped.__class__ = type(type(optimizer).__name__, (_Distributed, type(optimizer)), {})
     wrapped._plan = GradientPlan(checked, _Gradients(), lambda _, source: f".{source.name}", _REMEDY)
+    checked.comparison.count()
     if checked.process_set.included():  # a rank outside the set never reduces, and counts for no other set
         wrapped._name = f"gradients of optimizer {counted('optimizer', checked_id(checked.process_set))}"
     return optimizer

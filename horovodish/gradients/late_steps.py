@@ -29,6 +29,7 @@ import numpy as np
 from horovodish import _native
 from horovodish.collectives.adding_sets import before_removal
 from horovodish.collectives.array_adapter import ARRAYS
+from horovodish.collectives.consistency import FIRST_APART
 from horovodish.collectives.functions import around_join
 from horovodish.collectives.operation import Operation
 from horovodish.collectives.process_sets import ProcessSet
@@ -52,6 +53,7 @@ _WORD_SECONDS = 1.0
 """How often the first rank sends to the other threads, so that their wait does not count as a stall."""
 NEXT_STEP = ": the next step"
 """Ends the name of the operation that the first rank uses to announce a step. The other ranks wait in it meanwhile."""
+_PARTED = "change parameters alike on every rank: by optimizer.step(), and broadcast what one rank loads or sets"
 _END, _GO, _WAIT, _MEET, _STALL = range(5)
 _ENDED, _AWAY = -1, -2
 """In place of a step: the rank takes no more steps, or none until all ranks have said so."""
@@ -118,6 +120,7 @@ class LateSteps:
         done: how many steps were taken before.
         catch_up: takes steps that this rank has missed, where it waits for the others.
         remedy: what to do if ranks have different parameters.
+        check: waits for the other ranks before the first step, and raises if they don't take such steps.
     """
 
     def __init__(
@@ -131,11 +134,12 @@ class LateSteps:
         done: int,
         catch_up: Callable[[list[Average]], None],
         remedy: str,
+        check: Callable[[], None] = lambda: None,
     ):
         self._name, self.process_set, self._wait_for, self._stale = name, process_set, wait_for, stale
         self._ranks, self._place = process_set.ranks, process_set.rank()
         self._like, self._options, self._remedy = like, options, remedy
-        self._catch_up, self._is_away, self._all_are_away = catch_up, False, False
+        self._catch_up, self._check, self._is_away, self._all_are_away = catch_up, check, False, False
         self._has_left = False
         self._engine = basics.engine()
         self._tag = 1 << 31 | zlib.crc32(name.encode()) >> 1  # apart from other optimizers, and from tags of scripts
@@ -145,6 +149,7 @@ class LateSteps:
         self._averages: deque[Average] = deque()
         self._problem: BaseException | None = None
         self._difference = ""  # between the ranks' parameters; the main thread of the first rank warns of it
+        self._has_differed = False  # once is enough
         self._done = done
         self._told = {place: _Told(0, done, 0, np.zeros(options)) for place in range(len(self._ranks))}
         self._taken = np.zeros(len(self._ranks))  # how many gradients of each rank were reduced
@@ -293,6 +298,7 @@ class LateSteps:
     def _serve(self) -> None:
         _native.record_no_waits()
         try:
+            self._check()
             self._check_steps()
             while (word := self._told_by_first(None if self._place else self._decided()))[0] != _END:
                 if word[0] == _GO:
@@ -454,10 +460,12 @@ class LateSteps:
         if not told.checksum:
             return
         other, checksum = self._checksums.setdefault(told.step, (place, told.checksum))
-        if checksum != told.checksum:
+        if checksum != told.checksum and not self._has_differed:
+            self._has_differed = True
+            remedy = self._remedy if told.step < FIRST_APART else _PARTED
             self._difference = (
                 f"{self._name}: before step {told.step}, the parameters of rank {self._ranks[other]} and rank "
-                f"{self._ranks[place]} differ. Remedy: {self._remedy}"
+                f"{self._ranks[place]} differ. Remedy: {remedy}"
             )
 
     def _reduce(self, options: np.ndarray) -> None:

@@ -195,10 +195,17 @@ class Compared:
     Attributes:
         layouts: of the gradients, by what tells these from others. Only what all ranks of the process set have heard is
             in here, so it is the same on each of them.
+        kins: of plans that steps make anew and whose options all ranks have compared, with their process sets.
     """
 
     def __init__(self) -> None:
         self.layouts: dict[Hashable, list[Layout]] = {}
+        self.kins: set[Hashable] = set()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.layouts.clear()
+        self.kins.clear()
 
 
-basics.follow(stopped=lambda: part(Compared).layouts.clear())
+basics.follow(stopped=lambda: part(Compared).clear())

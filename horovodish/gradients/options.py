@@ -13,7 +13,7 @@ import operator
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, SupportsIndex, TypedDict, TypeVar, cast, get_type_hints
 
 from horovodish.collectives.codecs import CodecCompressor
@@ -22,6 +22,7 @@ from horovodish.collectives.process_sets import ProcessSet, check_kind, global_p
 from horovodish.collectives.reduce_ops import Adasum, Average, ReduceOp, chosen_op
 from horovodish.gradients.compression import Compressor, NoneCompressor, check_compression
 from horovodish.gradients.powersgd import PowerSGD
+from horovodish.gradients.same_options import SameOptions
 from horovodish.gradients.shards import checked_cut, checked_way
 from horovodish.gradients.sync import Sync
 from horovodish.launch import failures
@@ -341,6 +342,7 @@ class GradientOptions:
         prescale_factor, postscale_factor: multiply every gradient before and after the reduction.
         groups: `groups` or `num_groups`; None without groups.
         passes: `backward_passes_per_step`.
+        comparison: of these options between the ranks. Options made of these share it.
     """
 
     values: AnyOptions
@@ -360,6 +362,7 @@ class GradientOptions:
     sync: Sync | None
     wait_for: int | None
     stale: int
+    comparison: SameOptions = field(compare=False, repr=False)
 
     @classmethod
     def checked(cls, *, low_rank: bool = False, **options: Unpack[AnyOptions]) -> GradientOptions:
@@ -402,6 +405,8 @@ class GradientOptions:
                     f"compression={codec!r} is not yet available with shard=; use Compression.fp16 or .bf16, or leave "
                     "out shard="
                 )
+        groups = _checked_groups(values["num_groups"], values["groups"])
+        compared = {name: value for name, value in values.items() if name not in ("num_groups", "process_set")}
         return cls(
             values,
             values["op"],
@@ -409,7 +414,7 @@ class GradientOptions:
             codec,
             1.0 / factor,
             float(factor),
-            _checked_groups(values["num_groups"], values["groups"]),
+            groups,
             values["sparse_as_dense"],
             values["backward_passes_per_step"],
             values["process_set"],
@@ -420,17 +425,31 @@ class GradientOptions:
             values["sync"],
             values["wait_for"],
             values["stale"],
+            SameOptions({**compared, "groups": groups}, values["process_set"]),
         )
 
     def of_changes(self, sync: Sync) -> GradientOptions:
         """The options of what a policy reduces."""
         compression = sync.compression or self.values["compression"]
-        return self.checked(
+        changes = self.checked(
             op=self.op,
             process_set=self.process_set,
             groups=self.groups,
             compression=compression,
         )
+        return replace(changes, comparison=self.comparison)
+
+    def compare_before_sets(self) -> None:
+        """Compare the options now if they take process sets of the ranks' own. Collective then; blocks.
+
+        Ranks with other options would not take part in making these sets.
+
+        Raises:
+            MismatchError: the options differ. Every rank raises it.
+        """
+        self.comparison.count()
+        if self.shard_set is not None or (self.sync is not None and self.sync.within == "host"):
+            self.comparison.compare()
 
     @property
     def alone(self) -> bool:

@@ -337,6 +337,7 @@ class GradientPlan:
             return list(gradients)
         adapter = self._adapter
         if not adapter.is_traced(gradients):
+            self._compare_options()
             basics.engine().begin_step()
         results = list(gradients)
         given, name = name, adapter.name_in_step(name)
@@ -373,6 +374,15 @@ class GradientPlan:
             else:
                 results[index] = adapter.reduce_sparse(gradient, name + labels[index], self.options, index in absent)
         return results
+
+    def _compare_options(self) -> None:
+        """Compare the options in the first reduction; of plans that steps make anew, in the first one's. Collective."""
+        comparison, key = self.options.comparison, (self._kin, checked_id(self.options.process_set))
+        if self._kin and key in part(Compared).kins:
+            return
+        comparison.compare()
+        if self._kin and comparison.have_compared:
+            part(Compared).kins.add(key)
 
     def _reduce_dense(
         self,

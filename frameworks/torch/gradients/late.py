@@ -150,6 +150,7 @@ class LateReducer:
         self._options_size = options_of(self._wrapped).size
         options, reference = self._options, self._reference
         assert options.wait_for is not None
+        options.comparison.begin()
         self._late = LateSteps(
             self._names.next(),
             options.process_set,
@@ -160,6 +161,7 @@ class LateReducer:
             self.steps,
             lambda averages: _catch_up(reference(), averages),
             BROADCAST_REMEDY,
+            options.comparison.check,
         )
 
     @property

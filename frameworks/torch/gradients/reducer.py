@@ -73,6 +73,7 @@ class Reducer(PlannedGradients):
         self._suspended = False
         self._reduced_since_step = False
         self._is_in_step = False
+        self._step = 0  # the number of the reduction since `init()`, also where plans have changed
         self._set_aside: dict[int, tuple[Tensor, Tensor]] = {}  # parameter and reduced gradient, by the parameter's id
         # Gradients that are not this rank's own, by the parameter's id. One that a user has set by hand is another.
         self._holds_reduced: dict[int, weakref.ref[Tensor]] = {}
@@ -181,12 +182,15 @@ class Reducer(PlannedGradients):
     def _begin_step(self) -> None:
         """Counts the step, unless it has reduced already, as each backward of a closure does. The ranks may compare."""
         if not self._is_in_step and self._plan is not None:
+            self._options.comparison.begin(self.passes_per_step)
             self._is_in_step = True
             basics.engine().begin_step()
             process_set = self._options.process_set
-            number = counted(f"reductions of {self._name}", checked_id(process_set))
-            if number > 1:  # the first reduction compares layouts as well
-                compare(self._name, process_set, number, 1, self._all_checksums, BROADCAST_REMEDY)
+            self._names.number()
+            name = self._names.first  # a later plan goes on with the same parameters
+            self._step = counted(f"reductions of {name}", checked_id(process_set))
+            if self._step > 1:  # the first reduction compares layouts as well
+                compare(name, process_set, self._step, 1, self._all_checksums, BROADCAST_REMEDY)
 
     def _submit(self, index: int, gradient: Tensor) -> None:
         assert self._plan is not None
@@ -236,17 +240,19 @@ class Reducer(PlannedGradients):
 
     def hand_over(self, patience_seconds: float) -> bool:
         """Submits the rest of a reduction after backward; False if layouts are still compared after this time."""
-        if self._comparison is not None:
-            if not self._comparison.settles_within(patience_seconds):
+        try:
+            if not self._options.comparison.settles_within(patience_seconds):
                 return False
-            comparison, self._comparison = self._comparison, None
-            try:
+            if self._comparison is not None:
+                if not self._comparison.settles_within(patience_seconds):
+                    return False
+                comparison, self._comparison = self._comparison, None
                 names = [slot.name for slot in self._slots]
                 self._learn(compared(comparison, names, self._name, self._options.process_set))
-            except Exception:
-                self._phase, self._passes = Phase.IDLE, 0
-                self._set_aside.clear()
-                raise
+        except Exception:
+            self._phase, self._passes, self._comparison = Phase.IDLE, 0, None
+            self._set_aside.clear()
+            raise
         if self._phase is Phase.ENDED:
             self._flush()
         return True
@@ -312,7 +318,9 @@ class Reducer(PlannedGradients):
             return
         if self._differing is not None:
             differing, self._differing = self._differing, None
-            warn_of_difference(differing.wait(), self._name, self._options.process_set, BROADCAST_REMEDY)
+            warn_of_difference(
+                differing.wait(), self._names.first, self._options.process_set, BROADCAST_REMEDY, step=self._step
+            )
         error, nowhere = self._await_results(plan)
         other_error = self._sparse.finish() or self._low_rank.reduce(self._name)
         any_joined = plan.any_joined()

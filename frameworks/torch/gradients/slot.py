@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,12 +56,14 @@ class Slot:
                 f"gradient of {name}: {self._grad_dtype} has no op={options.op.name.capitalize()}; use op=Average or "
                 "op=Sum"
             )
-        order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+        # The stride of a dimension of length 1 means nothing, and may differ between ranks.
+        strides = [math.inf if length == 1 else parameter.stride(place) for place, length in enumerate(parameter.shape)]
+        order = sorted(range(parameter.dim()), key=strides.__getitem__, reverse=True)
         row_major = parameter.is_contiguous() or not parameter.permute(order).is_contiguous()
         self._order = None if row_major else order
         # Two orders may have one shape, so the name must tell them apart when the ranks compare. So may a complex
         # parameter and one with another dimension of length 2.
-        self.name = name if row_major else f"{name} (dimensions in the order {order})"
+        self.name = name if row_major else f"{name} (memory format with the dimensions in the order {order})"
         self.name += " (complex)" if self._is_complex else ""
         payload, _ = self._zeros()
         self.dtype, self.shape = payload.dtype, tuple(payload.shape)

@@ -251,6 +251,7 @@ class StepReducer(windows.Round):
 
     def _send(self, fragment: Fragment, overlap: int) -> None:
         try:
+            self._options.comparison.begin()
             fragment.take([_change(slot.parameter, place) for slot, place in fragment.members()])
         except BaseException:
             self._put_back(fragment)
@@ -290,8 +291,10 @@ class StepReducer(windows.Round):
         if not fragment.travelling:
             return
         try:
+            self._options.comparison.check()
             changes = fragment.arrived()
         except Exception:
+            fragment.keep()
             self._put_back(fragment)
             raise
         for place, change in zip(fragment.places, changes, strict=True):
@@ -396,9 +399,14 @@ class StepReducer(windows.Round):
             options = replace(self._of_changes, compression=Compression.none, codec=None)
             slots = [Slot(slot.name, slot.parameter, options) for each in self._fragments for slot in each.slots]
             shown = self._shown = self._fragment(0, slots, options)
+        comparison = self._options.comparison
+        comparison.begin()
         if shown.travelling:  # Ctrl-C has interrupted the last look
+            comparison.check()
             shown.arrived()
         shown.take([_change(slot.parameter, place) for slot, place in shown.members()])
+        shown.submit()
+        comparison.check()
         for (slot, place), change in zip(shown.members(), shown.arrived(), strict=True):
             if place.start is not None:
                 merged, memory = self._merged(place, change if place.change is None else place.change)

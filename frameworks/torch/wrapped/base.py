@@ -30,6 +30,7 @@ class Distributed:
         """Make an optimizer one of this kind. An error leaves it as it was."""
         kind: Any = cls  # mypy mistakes the hash of a class for the hash of its objects
         new_class = _distributed_class(kind, optimizer.__class__)
+        options.compare_before_sets()
         optimizer._reducer = cls._reducer_of(optimizer, names, options)
         cls._register(optimizer)
         optimizer._is_checked = False

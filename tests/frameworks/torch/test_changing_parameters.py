@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import horovodish.torch as hvd
-from horovodish.errors import UnsupportedTensorError
+from horovodish.errors import MismatchError, UnsupportedTensorError
 from support.leaves import backward, check, leaf, mean, own, total, wrapped
 from support.on_ranks import on_ranks
 
@@ -151,3 +152,44 @@ def test_a_converted_model() -> None:
         with pytest.raises(UnsupportedTensorError, match=r"torch.float64 of shape .* planned for torch.float32"):
             model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
         optimizer.zero_grad()
+
+
+@on_ranks(2)
+def test_new_plans_go_on_to_count_steps_for_comparisons() -> None:
+    """The ranks part after the second step. The plan changes often, and the ranks are warned once."""
+    p = nn.Parameter(torch.zeros(2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([p], lr=0.1))
+    said = []
+    for step in range(1, 10):
+        if step in (3, 6, 9):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.zero_grad()
+            torch.stack([each.sum() for group in optimizer.param_groups for each in group["params"]]).sum().backward()
+            optimizer.step()
+            hvd.barrier()
+        said += [str(each.message) for each in caught if "different parameters" in str(each.message)]
+        if step == 4:
+            with torch.no_grad():
+                p.add_(hvd.rank())
+    if hvd.rank() == 0:
+        assert len(said) == 1, said
+        assert said[0].startswith("the ranks train different parameters at step 6: parameter 'group0.0' differs"), said
+
+
+@on_ranks(2)
+def test_strides_of_dimensions_of_length_1() -> None:
+    """They mean nothing, so the ranks may have different ones. A memory order that differs is named."""
+    ones = torch.ones(4, 2, 1, 3)
+    channels_last = ones.to(memory_format=torch.channels_last)
+    same = nn.Parameter(ones.as_strided((4, 2, 1, 3), (6, 1, 1, 2)) if hvd.rank() else channels_last)
+    assert same.stride() == ((6, 1, 1, 2) if hvd.rank() else (6, 1, 6, 2))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([same], lr=1.0))
+    (same.sum() * (1 + hvd.rank())).backward()
+    optimizer.step()
+    assert same.unique().tolist() == [-0.5]
+    other = nn.Parameter(ones.contiguous() if hvd.rank() else channels_last)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([other], lr=1.0))
+    with pytest.raises(MismatchError, match="memory format with the dimensions in the order"):
+        other.sum().backward()

@@ -487,11 +487,8 @@ class DampedBy(hvd.Sync):
 @pytest.mark.parametrize(
     ("policies", "named"),
     [
-        ((hvd.LocalSGD(2), hvd.LocalSGD(3)), r"rank 1 has 'group0\.0 \(LocalSGD\(every=3\)\)'"),
-        (
-            (hvd.LocalSGD(2), hvd.DiLoCo(2)),
-            r"rank 1 has 'group0\.0 \(DiLoCo\(every=2, outer=OuterSGD\(lr=0\.7",
-        ),
+        ((hvd.LocalSGD(2), hvd.LocalSGD(3)), r"is LocalSGD\(every=2\) on rank 0, and LocalSGD\(every=3\) on rank 1"),
+        ((hvd.LocalSGD(2), hvd.DiLoCo(2)), r", and DiLoCo\(every=2, outer=OuterSGD\(lr=0\.7.* on rank 1"),
         ((hvd.DiLoCo(2), hvd.DiLoCo(2, hvd.OuterSGD(0.5))), r"outer=OuterSGD\(lr=0\.5"),
         ((DampedBy(2, 0.9), DampedBy(2, 0.8)), r"DampedBy\(every=2, damping=0\.8, code [0-9a-f]{8}\)"),
     ],
