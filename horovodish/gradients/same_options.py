@@ -67,9 +67,12 @@ class SameOptions:
             raise MismatchError(self._problem)
         if self._engine is None or self._have_compared or self._handle is not None:
             return
+        self._handle = gather_objects_async(self.texts(passes), f"{self._name}: options", checked_id(self._process_set))
+
+    def texts(self, passes: int | None = None) -> dict[str, str]:
+        """The options as the ranks compare them. Not collective."""
         values = self._values if passes is None else {**self._values, "backward_passes_per_step": passes}
-        own = {name: _text(value) for name, value in values.items()}
-        self._handle = gather_objects_async(own, f"{self._name}: options", checked_id(self._process_set))
+        return {name: _text(value) for name, value in values.items()}
 
     def settles_within(self, seconds: float) -> bool:
         """Wait this long at most for a comparison that has begun. Return whether none is under way.
@@ -160,17 +163,21 @@ def _text(value: Any) -> str:
         return f"a set of {len(value.ranks)} ranks"
     if isinstance(value, Sync):
         within = value.within if isinstance(value.within, str | None) else _text(value.within)
-        more = {"within": within, "compression": value.compression and _text(value.compression)}
-        return " with ".join([repr(value), *(f"{name}={text}" for name, text in more.items() if text)])
+        return _with(value, within=within, compression=value.compression and _text(value.compression))
     if isinstance(value, CodecCompressor):
-        more = {"error_feedback": bool(value.error_feedback), "start": int(value.start)}
-        others = [f"{name}={its}" for name, its in more.items() if its != getattr(CodecCompressor, name)]
-        return " with ".join([repr(value), *others])
+        return _with(value, start=int(value.start), error_feedback="" if value.error_feedback else "False")
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_text, value))}]"
-    if isinstance(value, str | int | float | None):
+    if isinstance(value, bool | str | None):
         return repr(value)
+    if isinstance(value, int | float):  # 1 and 1.0 are the same option
+        return repr(float(value)).removesuffix(".0")
     if isinstance(shape := getattr(value, "shape", None), tuple):  # the ranks may give names of their own
         return str(tuple(shape))
     kind = value if isinstance(value, type) else type(value)
     return kind.__name__
+
+
+def _with(value: Any, **others: Any) -> str:
+    """An object's own text, and what this leaves out of it."""
+    return " with ".join([repr(value), *(f"{name}={text}" for name, text in others.items() if text)])
