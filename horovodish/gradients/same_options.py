@@ -18,6 +18,7 @@ from horovodish.collectives.reduce_ops import ReduceOp
 from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, counted, gather_objects_async
 from horovodish.elastic import membership
 from horovodish.errors import MismatchError
+from horovodish.gradients.compression import NoneCompressor
 from horovodish.gradients.sync import Sync
 from horovodish.runtime import basics
 
@@ -174,6 +175,8 @@ def _text(value: Any) -> str:
         return repr(float(value)).removesuffix(".0")
     if isinstance(shape := getattr(value, "shape", None), tuple):  # the ranks may give names of their own
         return str(tuple(shape))
+    if value is NoneCompressor:
+        return "Compression.none"
     kind = value if isinstance(value, type) else type(value)
     return kind.__name__
 

@@ -43,7 +43,7 @@ DIFFERENT: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"wait_for": 1, "stale": 4}, {"wait_for": 1, "stale": 5}, "stale= is 4 on rank 0, and 5 on rank 1"),
     ({"shard": "states"}, {}, "shard= is 'states' on rank 0, and '' on rank 1"),
     ({"groups": 2}, {}, "groups= is 2 on rank 0, and None on rank 1"),
-    ({"compression": hvd.Compression.fp16}, {}, "compression= is FP16Compressor on rank 0, and NoneCompressor on rank"),
+    ({"compression": hvd.Compression.fp16}, {}, "compression= is FP16Compressor on rank 0, and Compression.none on"),
     (
         {"compression": hvd.Compression.int8(start=2)},
         {"compression": hvd.Compression.int8},
