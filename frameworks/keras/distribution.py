@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from horovodish.collectives.consistency import FIRST_APART
+from horovodish.elastic import membership
 from horovodish.gradients.options import check_trained
 from horovodish.gradients.plan import COMPARED_REDUCTION, GradientPlan
 from horovodish.keras.accumulation import Accumulation
@@ -64,10 +65,10 @@ class Distribution:
                 "groups and local variables need the optimizer's variables, which it was built with before it was "
                 "wrapped; wrap it before compile() or build()"
             )
-        if self.plan.is_traced(gradients) and _is_within_fit():
-            self.plan.options.comparison.compare_in_trace()
-        compares, self.compares = self.compares, False
         in_fit = self.plan.is_traced(gradients) and _is_within_fit()
+        if in_fit and membership.start() == membership.worlds() == 0:  # later, only new processes may trace a step
+            self.plan.options.comparison.compare()
+        compares, self.compares = self.compares, False
         if in_fit and compares and variables is not None and (self.rounds is None or not self.rounds.is_open()):
             self.plan.compare_parameters(self.name if self.rounds is None else self.rounds.name, variables)
         # Some ranks may have compared in an earlier `fit` or process. Yet all must compare before the same reductions.

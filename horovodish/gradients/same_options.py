@@ -16,7 +16,6 @@ from horovodish.collectives.codecs import CodecCompressor
 from horovodish.collectives.process_sets import ProcessSet, checked_id
 from horovodish.collectives.reduce_ops import ReduceOp
 from horovodish.collectives.submission import WAIT_SLICE_SECONDS, Handle, counted, gather_objects_async
-from horovodish.elastic import membership
 from horovodish.errors import MismatchError
 from horovodish.gradients.compression import NoneCompressor
 from horovodish.gradients.sync import Sync
@@ -105,11 +104,6 @@ class SameOptions:
         """
         self.begin()
         self.check()
-
-    def compare_in_trace(self) -> None:
-        """As `compare`, where ranks trace their first step. In an elastic job, only new processes may do so later."""
-        if membership.start() == 0 and membership.worlds() == 0:
-            self.compare()
 
     def skip(self) -> None:
         """Don't compare on this engine from now on: ranks may not get to a comparison alike."""

@@ -18,7 +18,7 @@ pytestmark = only_on("jax")
 
 
 def train_with_autotune() -> tuple[list[str], list[str]]:
-    """Gives the buckets that the first step reduces, too."""
+    """Gives the operations of the first step, too."""
     with autotune_warnings() as warned:
         hvd.init()
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), name="layers")
@@ -47,4 +47,5 @@ def test_autotune_tries_settings(tuned: Job) -> None:
 
 
 def test_gradients_above_the_fusion_threshold_travel_in_several_buckets(tuned: Job) -> None:
-    assert len(tuned.returned) == 4  # two gradients of 0.34 MiB do not fit into 0.5 MiB
+    buckets = [name for name in tuned.returned if "bucket" in name]
+    assert len(buckets) == 4  # two gradients of 0.34 MiB do not fit into 0.5 MiB
