@@ -65,7 +65,9 @@ def test_ranks_with_other_options_are_told() -> None:
     compression = powersgd(start=5 + hvd.rank(), where=of_weight)
     optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), compression=compression)
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"powersgd\(2\), start=5"):
-        jax.block_until_ready(optimizer.update(parameters, optimizer.init(parameters), parameters))
+        jax.block_until_ready(jax.jit(optimizer.update)(parameters, optimizer.init(parameters), parameters))
+    with pytest.raises(hvd.MismatchError, match=r"start=5 on rank 0, and .* with start=6 on rank 1"):
+        optimizer.update(parameters, optimizer.init(parameters), parameters)
 
 
 @on_ranks(2)
