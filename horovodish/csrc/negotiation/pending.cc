@@ -33,6 +33,17 @@ RankSet Participants::ranks_of(ParticipantBits bits) const {
   return all;
 }
 
+void Pending::end() {
+  serial_ = 0;
+  stated_ = by_id_ = 0;
+  passed_up_ = false;
+  span_ = {};
+  joined_ = {};
+  absent_.clear();
+  values_.clear();
+  in_full_.clear();
+}
+
 void Pending::state(size_t participant, const Statement& statement) {
   span_.add(statement.span);
   joined_.add(statement.joined);

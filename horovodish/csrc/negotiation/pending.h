@@ -35,9 +35,10 @@ struct Participants {
 
 class Pending {
  public:
-  Pending() = default;
   // `serial` shows which of two tensors is older.
-  explicit Pending(uint64_t serial) : serial_(serial) {}
+  void begin(uint64_t serial) { serial_ = serial; }
+  // Keeps its memory: the next small tensor would wait for an allocation.
+  void end();
   bool any() const { return serial_ > 0; }
   uint64_t serial() const { return serial_; }
 

@@ -42,7 +42,7 @@ void TensorTable::drop_unless_needed(Tensor& tensor) {
 
 Pending& TensorTable::open(Tensor& tensor) {
   if (!tensor.pending.any()) {
-    tensor.pending = Pending(++opened_);
+    tensor.pending.begin(++opened_);
     ++pending_;
   }
   return tensor.pending;
@@ -56,7 +56,7 @@ Tensor& TensorTable::open(std::string_view name) {
 
 void TensorTable::close(Tensor& tensor) {
   if (tensor.pending.any()) --pending_;
-  tensor.pending = Pending();
+  tensor.pending.end();
   drop_unless_needed(tensor);
 }
 
