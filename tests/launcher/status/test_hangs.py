@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from horovodish.launcher.status.jobs import ask
+from support.mpi_command import is_open_mpi
 from support.processes import is_stopped, wait_until
 from support.status import wait_for_sentence
 
@@ -174,6 +175,7 @@ train(state)
 """
 
 
+@pytest.mark.skipif(not is_open_mpi(), reason="ranks that go on in their processes need Open MPI")
 def test_a_rank_is_late_after_another_one_was_lost(hang: Callable[..., Any]) -> None:
     job = hang(RECOVERS, flags=["--min-np", "1"])
     expected = rf"rank 1 on {HOST} has not called allreduce 'gradient': rank 0 has waited for it {WAITED}\. Rank 1 .*"

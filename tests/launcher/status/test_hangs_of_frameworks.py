@@ -43,7 +43,8 @@ for step in range(9):
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
 """
-LATE_STEP = r"step\(\) number 4 of 'late steps of optimizer 1' with wait_for={count}"
+# With wait_for=2 the gradients of two late ranks may be used in two steps.
+LATE_STEP = r"step\(\) number \d of 'late steps of optimizer 1' with wait_for={count}"
 
 
 @pytest.mark.slow
