@@ -54,8 +54,8 @@ def passed_through(
         name: of the reduction, the same on every rank.
         process_set: the ranks that reduce.
         remedy: what to do if the ranks have different parameters.
-        caller: the number of the optimizer that reduces, among those of this name. Outside of jit, each counts its own
-            steps. In jit, the program's order tells them apart.
+        caller: the number of the optimizer that reduces, among the optimizers of this name. Outside of jit, each
+            optimizer counts its own steps. In jit, the order of the program tells optimizers apart.
     """
     given = [index for index, gradient in enumerate(gradients) if gradient is not None]
     if not given:

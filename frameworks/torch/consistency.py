@@ -36,9 +36,9 @@ def check_consistency(
         model: its parameters, its buffers and the rest of its `state_dict()` are compared, on any device. The ranks
             compare what objects hold, as pickle sees it; dicts and sets may have another order. Of tensors on the
             device `meta` they compare dtype and shape.
-        optimizer: its state, which parameters each group has, in which order, and the options of the groups are
-            compared, too, also for optimizers inside it; wrapped or not. With `op=Adasum` the state is left out,
-            because each rank has its own.
+        optimizer: wrapped or not. The ranks compare its state, the parameters of each group in their order, and the
+            options of the groups, also of optimizers inside it. With `op=Adasum` they leave out the state, because each
+            rank has its own.
         process_set: the ranks that take part.
 
     Raises:

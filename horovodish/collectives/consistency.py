@@ -82,7 +82,7 @@ def checksum_of_object(
 ) -> int:
     """A checksum of what an object holds, as pickle sees it. Its own `repr()` may leave values out.
 
-    The order of sets and dicts does not count, because that of a set of strings differs by process.
+    The order of sets and dicts does not count: a set of strings has another order in each process.
 
     Args:
         value: anything. Functions, classes, modules and objects that cannot be pickled count by their `repr()`, without

@@ -27,7 +27,8 @@ __all__ = ["SameOptions", "difference_of_options"]
 class SameOptions:
     """The comparison of one optimizer's options, once for each start of the engine.
 
-    Every rank counts its optimizers in the order in which it wraps them, or after a new `init()` first uses them.
+    Every rank counts its optimizers in the order in which it wraps them. After a new `init()`, it counts them in the
+    order in which it first uses them.
 
     Args:
         values: the options by name.

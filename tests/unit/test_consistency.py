@@ -76,7 +76,7 @@ def warn(step: int, *of_ranks: Checksums) -> None:
 
 
 def layers(first: int, *values: float) -> Checksums:
-    """Of layers that are numbered in each process, the last of which has a name of its own."""
+    """Checksums of layers that each process numbers. The last layer has a name of its own."""
     *numbered, last = map(checksum_of, (np.full(3, float(value)) for value in values))
     return {**{f"dense_{number}": each for number, each in enumerate(numbered, first)}, "head": last}
 

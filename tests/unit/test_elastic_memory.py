@@ -199,7 +199,7 @@ def test_a_checksum_sees_where_words_are(data: st.DataObject) -> None:
 
 
 def test_a_checksum_sees_rows_and_signs_that_change_places() -> None:
-    """Of a table of the checksum's own width, so that sums of its rows and columns alone would stay."""
+    """The table is as wide as the checksum's own, so plain sums of its rows and columns would stay the same."""
     width = 509
     rows, numbers = np.eye(width), np.arange(1.0, 4 * width + 1).reshape(4, width)
     signs, low = numbers.copy(), numbers.copy()
